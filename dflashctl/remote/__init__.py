@@ -1,0 +1,1 @@
+"""The only code that talks to another machine. Nothing above it knows which engine a host has."""
