@@ -1,0 +1,1 @@
+"""Text -> tokens -> packed rows of one fixed shape."""
