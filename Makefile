@@ -1,0 +1,54 @@
+# Two commands matter: `make demo` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+# Tests of one machine share two cores by default.
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test quality format unit lab-tests bed-tests conformance soak schema clean
+
+help:  ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+venv: $(VENV)/.installed  ## the virtual environment with everything in it
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: $(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	  { echo "make: $(PYTHON) has no ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trainer,dev]'
+	@touch $@
+
+demo: venv  ## deploy, launch, watch and judge a real training run on the embedded lab (about 4 minutes)
+	@PATH="$(abspath $(BIN)):$$PATH" sh recipes/demo/demo.sh
+
+test: quality  ## the whole suite: unit, lab and bed tests, and every command in the docs
+	$(PY) -m pytest -n $(WORKERS) -m "not soak" tests
+
+quality: venv  ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: venv  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+unit: venv  ## only the fast tests: no root, no lab
+	$(PY) -m pytest -n $(WORKERS) tests/unit tests/trainer
+
+lab-tests: venv  ## tests on the embedded lab
+	$(PY) -m pytest -n $(WORKERS) tests/lab
+
+bed-tests: venv  ## tests on real LXC containers and a real sshd (root)
+	$(PY) -m pytest -n $(WORKERS) tests/bed
+
+soak: venv  ## the long campaigns
+	$(PY) -m pytest -n $(WORKERS) -m soak tests
+
+clean:  ## remove what make made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
