@@ -17,8 +17,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Completed:
-    """A finished remote command. exit_code is what the transport reported: 0 can be trusted, the rest is a hint
-    (255 is also ssh's own failure, 1/126/127/137 are also lxc-attach's)."""
+    """A finished remote command. exit_code is what the transport reported: 0 can be trusted, the rest is a
+    hint (255 is also ssh's own failure, 1/126/127/137 are also lxc-attach's)."""
 
     argv: tuple[str, ...]
     exit_code: int
@@ -28,8 +28,8 @@ class Completed:
 
 
 class Engine(ABC):
-    """A way into a host's container. "Inside" is where the run lives; "on the host" is where the GPUs' truth is
-    (the same machine for engines `ssh` and `local`)."""
+    """A way into a host's container. "Inside" is where the run lives; "on the host" is where the GPUs'
+    truth is (the same machine for engines `ssh` and `local`)."""
 
     has_separate_host: bool = False
 
@@ -80,7 +80,7 @@ class Engine(ABC):
     ) -> None:
         """Copy an absolute path inside to a local file. Raises NotFound."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """End the connection. Idempotent."""
 
     def __enter__(self) -> Self:

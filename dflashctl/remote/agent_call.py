@@ -1,0 +1,188 @@
+"""Call an operation of `dflashctl.agent` on the other machine. The protocol: docs/architecture.md, "An
+agent call".
+
+argv holds one fixed loader and no data. On stdin travel, each after its length (8 bytes, big-endian), the
+agent's zip and a JSON envelope {"op", "nonce", "timeout_s", "request"}. The answer is found by the nonce,
+whatever a login shell or a library prints around it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal
+
+from dflashctl.agent.payload import build_payload
+from dflashctl.errors import DflashError, ExitCode, Unreachable, UsageError
+from dflashctl.remote.engine import Completed, Engine
+
+HOST_PYTHON = "python3"
+"""On the machine around the container there is no venv of ours; a Proxmox host has Debian's Python."""
+
+AGENT_GRACE_S = 5.0
+"""The agent stops itself this long after the laptop gave up."""
+
+STDERR_TAIL_BYTES = 2000
+
+# No quote but the double one, no `!`, one line: every login shell passes it unchanged inside single quotes.
+LOADER = (
+    "import os,struct,sys,tempfile;"
+    "i=sys.stdin.buffer;"
+    'n=struct.unpack(">Q",i.read(8))[0];'
+    'f=os.fdopen(os.memfd_create("dflash"),"w+b") if hasattr(os,"memfd_create") else'
+    " tempfile.TemporaryFile();"
+    "f.write(i.read(n));f.flush();"
+    'sys.path.insert(0,"/proc/self/fd/%d"%f.fileno());'
+    "from dflash_agent.main import serve;"
+    "sys.exit(serve(i))"
+)
+
+Event = dict[str, Any]
+
+
+class AgentBug(Exception):
+    """The agent itself failed in a way that nobody foresaw; carries its traceback. Exit code 1."""
+
+
+def call(
+    engine: Engine,
+    op: str,
+    request: dict[str, Any],
+    *,
+    where: Literal["inside", "host"] = "inside",
+    timeout_s: float,
+    on_event: Callable[[Event], None] | None = None,
+) -> dict[str, Any]:
+    """Run operation `op` inside the container or on the host around it and return its result.
+
+    `on_event` is called in this thread with each progress event. Raises the DflashError that the operation
+    named; Unreachable when the transport failed or the deadline passed (the operation may still be
+    running); AgentBug.
+    """
+    nonce = secrets.token_hex(16)
+    answer = AnswerReader(nonce, on_event)
+    python = engine.host.python if where == "inside" else HOST_PYTHON
+    run = engine.run if where == "inside" else engine.run_on_host
+    completed = run(
+        [python, "-I", "-c", LOADER],
+        stdin=pack(op, request, nonce, timeout_s),
+        timeout_s=timeout_s,
+        on_stdout=answer.feed,
+    )
+    body = answer.body()
+    if body is None:
+        raise no_answer(completed, op=op, python=python, where=place(engine, where))
+    if body.get("ok") is True:
+        result = body.get("result")
+        if not isinstance(result, dict):
+            raise AgentBug(f"{op} answered {type(result).__name__}, not an object")
+        return result
+    raise to_error(body.get("error"), default_where=place(engine, where))
+
+
+def pack(op: str, request: dict[str, Any], nonce: str, timeout_s: float) -> bytes:
+    """The bytes of a call: zip and envelope, each after its length."""
+    zipped = payload()
+    envelope = {"op": op, "nonce": nonce, "timeout_s": timeout_s + AGENT_GRACE_S, "request": request}
+    data = json.dumps(envelope, ensure_ascii=True).encode("ascii")
+    return struct.pack(">Q", len(zipped)) + zipped + struct.pack(">Q", len(data)) + data
+
+
+@cache
+def payload() -> bytes:
+    """The agent's zip, built once a process."""
+    return build_payload()
+
+
+def place(engine: Engine, where: Literal["inside", "host"]) -> str:
+    """How messages name the machine."""
+    host = engine.host
+    if where == "host" and engine.has_separate_host:
+        return f"{host.name} (the host)"
+    return f"{host.name} (container {host.container})" if host.container is not None else host.name
+
+
+class AnswerReader:
+    """Finds events and the answer in a stream that may hold anything else. Pure: feed it bytes."""
+
+    def __init__(self, nonce: str, on_event: Callable[[Event], None] | None = None) -> None:
+        self._event = f"DFLASH-EVENT {nonce} ".encode()
+        self._answer = re.compile(rb"DFLASH-ANSWER %s (\d{1,12})\r?\n" % nonce.encode())
+        self._end = re.compile(rb"\r?\nDFLASH-END %s" % nonce.encode())
+        self._on_event = on_event
+        self._buffer = bytearray()
+        self._length: int | None = None
+        self._body: dict[str, Any] | None = None
+
+    def feed(self, data: bytes) -> None:
+        """More bytes of stdout, cut anywhere."""
+        if self._body is not None:
+            return
+        self._buffer += data
+        while self._length is None and (newline := self._buffer.find(b"\n")) >= 0:
+            line = bytes(self._buffer[: newline + 1])
+            del self._buffer[: newline + 1]
+            self._line(line)
+        if self._length is not None:
+            self._finish()
+
+    def body(self) -> dict[str, Any] | None:
+        """The answer, or None while it is not complete."""
+        return self._body
+
+    def _line(self, line: bytes) -> None:
+        if match := self._answer.search(line):
+            self._length = int(match[1])
+        elif (at := line.find(self._event)) >= 0 and self._on_event is not None:
+            event = _object(line[at + len(self._event) :])
+            if event is not None:
+                self._on_event(event)
+
+    def _finish(self) -> None:
+        assert self._length is not None
+        if self._end.match(self._buffer, self._length):
+            self._body = _object(bytes(self._buffer[: self._length]))
+            self._buffer.clear()
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+_ERRORS = {kind.exit_code: kind for kind in DflashError.__subclasses__()}
+
+
+def to_error(error: object, *, default_where: str) -> Exception:
+    """The agent's error object as the matching DflashError (by the exit code's name), else AgentBug."""
+    fields = error if isinstance(error, dict) else {}
+    kind, what = str(fields.get("kind", "bug")), str(fields.get("what", "an error without a text"))
+    code = ExitCode.__members__.get(kind.upper())
+    found = _ERRORS.get(code) if code is not None else None
+    if found is None:
+        return AgentBug(f"{default_where}: {what}\n{fields.get('where', '')}".rstrip())
+    return found(what, where=str(fields.get("where") or default_where), next=str(fields.get("next") or ""))
+
+
+def no_answer(completed: Completed, *, op: str, python: str, where: str) -> DflashError:
+    """Why a command that ended gave no answer, from what it printed; the exit code is only a hint."""
+    tail = completed.stderr[-STDERR_TAIL_BYTES:].decode("utf-8", "replace").strip()
+    said = f": {tail}" if tail else ", and nothing on stderr"
+    if completed.exit_code in (126, 127) and "Traceback" not in tail:
+        return UsageError(
+            f"cannot run {python} there (exit code {completed.exit_code}){said}",
+            where=where,
+            next="set `python:` of this host in hosts.yaml to the interpreter's absolute path",
+        )
+    return Unreachable(
+        f"{op} ended without an answer (exit code {completed.exit_code}){said}",
+        where=where,
+        next="run it again; if it stays, `dflashctl -v` logs every step",
+    )

@@ -1,0 +1,183 @@
+"""Engine `local`: this machine, without ssh. Imports neither fabric nor paramiko."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dflashctl.errors import NotFound, Unreachable, UsageError
+from dflashctl.remote.engine import Completed, Engine, Progress
+from dflashctl.remote.environment import clean_environment
+from dflashctl.remote.limits import check_argv
+
+CHUNK = 1 << 16
+
+
+class LocalEngine(Engine):
+    """Runs commands as children of this process, in the same clean environment as every other engine."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        on_stdout: Callable[[bytes], None] | None = None,
+    ) -> Completed:
+        check_argv(argv)
+        started = time.monotonic()
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=clean_environment(self.host),
+                # Away from our terminal: a Ctrl-C here must not reach what was started, as over ssh.
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            return _not_run(argv, 127, f"{argv[0]}: not found", started)
+        except PermissionError:
+            return _not_run(argv, 126, f"{argv[0]}: not executable", started)
+        except OSError as error:
+            raise UsageError(f"cannot start {argv[0]}: {error.strerror}", where=self.host.name) from error
+        try:
+            stdout, stderr = _drain(process, stdin, started + timeout_s, on_stdout)
+        except TimeoutError:
+            raise Unreachable(
+                f"{argv[0]} did not end within {timeout_s:g} s; it may still be running (pid {process.pid})",
+                where=self.host.name,
+            ) from None
+        finally:
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+        code = process.wait()
+        return Completed(tuple(argv), _as_shell(code), stdout, stderr, time.monotonic() - started)
+
+    def run_on_host(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float,
+        on_stdout: Callable[[bytes], None] | None = None,
+    ) -> Completed:
+        return self.run(argv, stdin=stdin, timeout_s=timeout_s, on_stdout=on_stdout)
+
+    def put(
+        self,
+        source: Path,
+        destination: str,
+        *,
+        mode: int = 0o644,
+        timeout_s: float,
+        progress: Progress | None = None,
+    ) -> None:
+        target = Path(_absolute(destination))
+        try:
+            _copy(source, target, timeout_s, progress)
+            target.chmod(mode)
+        except OSError as error:
+            raise UsageError(f"cannot write {destination}: {error.strerror}", where=self.host.name) from error
+
+    def get(
+        self, source: str, destination: Path, *, timeout_s: float, progress: Progress | None = None
+    ) -> None:
+        try:
+            _copy(Path(_absolute(source)), destination, timeout_s, progress)
+        except FileNotFoundError:
+            raise NotFound(f"no such file: {source}", where=self.host.name) from None
+        except OSError as error:
+            raise UsageError(f"cannot read {source}: {error.strerror}", where=self.host.name) from error
+
+
+def _drain(
+    process: subprocess.Popen[bytes],
+    stdin: bytes,
+    deadline: float,
+    on_stdout: Callable[[bytes], None] | None,
+) -> tuple[bytes, bytes]:
+    """Feed stdin and read both streams together until both are closed and the process has ended.
+
+    Raises TimeoutError at `deadline` (time.monotonic); the process is left alone.
+    """
+    assert process.stdin and process.stdout and process.stderr
+    kept = {process.stdout: bytearray(), process.stderr: bytearray()}
+    rest = memoryview(stdin)
+    with selectors.DefaultSelector() as selector:
+        for stream in kept:
+            selector.register(stream, selectors.EVENT_READ)
+        if rest:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        else:
+            process.stdin.close()
+        while selector.get_map():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            for key, _ in selector.select(left):
+                if key.fileobj is process.stdin:
+                    try:
+                        rest = rest[os.write(process.stdin.fileno(), rest[:CHUNK]) :]
+                    except BlockingIOError:
+                        continue
+                    except BrokenPipeError:
+                        rest = rest[:0]
+                    if not rest:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                    continue
+                stream = process.stdout if key.fileobj is process.stdout else process.stderr
+                data = os.read(stream.fileno(), CHUNK)
+                if not data:
+                    selector.unregister(stream)
+                    continue
+                kept[stream] += data
+                if stream is process.stdout and on_stdout is not None:
+                    on_stdout(data)
+    try:
+        process.wait(max(deadline - time.monotonic(), 0.001))
+    except subprocess.TimeoutExpired:
+        raise TimeoutError from None
+    return bytes(kept[process.stdout]), bytes(kept[process.stderr])
+
+
+def _copy(source: Path, destination: Path, timeout_s: float, progress: Progress | None) -> None:
+    """Copy by content. `shutil.copyfile` would do, but for the progress and the deadline."""
+    deadline = time.monotonic() + timeout_s
+    if destination.exists() and source.samefile(destination):
+        raise shutil.SameFileError(f"{source} and {destination} are the same file")
+    with source.open("rb") as reader, destination.open("wb") as writer:
+        total, done = os.fstat(reader.fileno()).st_size, 0
+        while data := reader.read(1 << 20):
+            writer.write(data)
+            done += len(data)
+            if progress is not None:
+                progress(done, total)
+            if time.monotonic() > deadline:
+                raise Unreachable(f"copying {source} did not end within {timeout_s:g} s")
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or "\0" in path:
+        raise UsageError(f"not an absolute path: {path!r}")
+    return path
+
+
+def _as_shell(code: int) -> int:
+    """A death by signal as a shell reports it, so that all engines speak alike."""
+    return 128 - code if code < 0 else code
+
+
+def _not_run(argv: Sequence[str], code: int, text: str, started: float) -> Completed:
+    return Completed(tuple(argv), code, b"", text.encode(), time.monotonic() - started)
