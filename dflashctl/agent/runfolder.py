@@ -1,0 +1,219 @@
+"""The folder of a run: names, atomic writes, tolerant readers. The formats' home is docs/run-folder.md.
+
+What is damaged is named and skipped, never guessed: one broken record must not hide the other runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from datetime import datetime, timezone
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from . import proc
+
+VERSION = 1
+ID_PATTERN = re.compile(r"\d{8}T\d{9}-[0-9a-f]{6}")
+TAG_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def new_id(now_s: Optional[float] = None) -> str:
+    """YYYYMMDDTHHMMSSmmm-xxxxxx: sorts by time, unique without coordination."""
+    now = datetime.fromtimestamp(time.time() if now_s is None else now_s, timezone.utc)
+    return "%s%03d-%s" % (now.strftime("%Y%m%dT%H%M%S"), now.microsecond // 1000, os.urandom(3).hex())
+
+
+class Loaded(NamedTuple):
+    """A file's object, or why there is none. Both None: there is no such file."""
+
+    value: Optional[Dict[str, Any]]
+    problem: Optional[str]
+
+
+def read_json(path: str) -> Loaded:
+    """An object with a version that we understand."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except FileNotFoundError:
+        return Loaded(None, None)
+    except NotADirectoryError:
+        return Loaded(None, None)
+    except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
+        return Loaded(None, "%s: %s" % (path, error))
+    if not isinstance(value, dict):
+        return Loaded(None, "%s: not a JSON object" % path)
+    version = value.get("version")
+    if not isinstance(version, int) or isinstance(version, bool):
+        return Loaded(None, "%s: no version" % path)
+    if version > VERSION:
+        return Loaded(None, "%s: version %d, newer than this dflashctl knows (%d)" % (path, version, VERSION))
+    return Loaded(value, None)
+
+
+def read_lines(path: str) -> Iterator[Dict[str, Any]]:
+    """Objects of a .jsonl file; a half-written or damaged line is skipped."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    value = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(value, dict):
+                    yield value
+    except OSError:
+        return
+
+
+def write_bytes(path: str, data: bytes, mode: int = 0o644) -> None:
+    """Replace a file: all of it or nothing, also across a power cut. Raises OSError; the old file stands then."""
+    aside = "%s.%d.tmp" % (path, os.getpid())
+    try:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError:
+        try:
+            os.unlink(aside)
+        except OSError:
+            pass
+        raise
+    sync_folder(os.path.dirname(path))
+
+
+def write_json(path: str, value: Dict[str, Any]) -> None:
+    body = dict(value)
+    body["version"] = VERSION
+    write_bytes(path, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
+
+
+def sync_folder(path: str) -> None:
+    """A rename is durable once its folder is."""
+    try:
+        descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError:  # some network file systems refuse
+        pass
+    finally:
+        os.close(descriptor)
+
+
+class RunFolder:
+    """`<state_dir>/runs/<id>/`: the one place that knows the names in it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.id = os.path.basename(path.rstrip("/"))
+
+    def file(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def read(self, name: str) -> Loaded:
+        """`name` is e.g. "record.json"."""
+        return read_json(self.file(name))
+
+    def write(self, name: str, value: Dict[str, Any]) -> None:
+        write_json(self.file(name), value)
+
+    def has(self, name: str) -> bool:
+        return os.path.exists(self.file(name))
+
+    def record(self) -> Loaded:
+        return self.read("record.json")
+
+    def supervisor(self) -> Loaded:
+        return self.read("supervisor.json")
+
+    def exit(self) -> Loaded:
+        return self.read("exit.json")
+
+    def events(self) -> List[Dict[str, Any]]:
+        return list(read_lines(self.file("events.jsonl")))
+
+    def append_event(self, event: str, **details: Any) -> None:
+        """One object, one write: concurrent writers never mix. Raises OSError."""
+        body: Dict[str, Any] = {
+            "version": VERSION,
+            "at": time.time(),
+            "mono": time.monotonic(),
+            "event": event,
+        }
+        body.update(details)
+        path = self.file("events.jsonl")
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # a write cut short by a full disk
+            os.write(descriptor, (b"\n" if torn else b"") + json.dumps(body).encode() + b"\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def identities(self) -> Tuple[Optional[proc.Identity], List[proc.Identity]]:
+        """(supervisor, everything else that it wrote down): only those of this boot and this start of the
+        container, so an old folder never names a process of today."""
+        supervisor = self.supervisor().value
+        if supervisor is None or not proc.same_place(supervisor):
+            return None, []
+        recorded = [supervisor.get("leader")]
+        members = self.read("members.json").value
+        if members is not None and proc.same_place(members) and isinstance(members.get("members"), list):
+            recorded += members["members"]
+        known = [identity for identity in map(proc.as_identity, recorded) if identity is not None]
+        return proc.as_identity(supervisor.get("supervisor")), known
+
+    def live(self, processes: Optional[proc.Table] = None) -> bool:
+        """Its supervisor lives (and so the run is not over)."""
+        return proc.living(self.identities()[0], processes) is not None
+
+    def family(self, processes: Optional[proc.Table] = None) -> List[proc.Process]:
+        """All processes of the run that can be found, zombies included, the supervisor not."""
+        supervisor, known = self.identities()
+        everything = proc.table() if processes is None else processes
+        return proc.family(self.id, everything, supervisor=supervisor, known=known)
+
+    def log_path(self, record: Dict[str, Any]) -> str:
+        """Where this run's log is now: a later launch with the same log name moved it aside."""
+        log = str(record.get("log") or "")
+        aside = "%s.%s" % (log, self.id)
+        return aside if log and os.path.exists(aside) else log
+
+
+def runs_folder(state_dir: str) -> str:
+    return os.path.join(state_dir, "runs")
+
+
+def folder_of(state_dir: str, run_id: str) -> RunFolder:
+    """Raises ValueError for what is not an id: it becomes a path."""
+    if not ID_PATTERN.fullmatch(run_id):
+        raise ValueError("not a run id: %r" % run_id)
+    return RunFolder(os.path.join(runs_folder(state_dir), run_id))
+
+
+def list_runs(state_dir: str) -> List[RunFolder]:
+    """All run folders, newest first; folders with another kind of name are nobody's."""
+    try:
+        names = os.listdir(runs_folder(state_dir))
+    except OSError:
+        return []
+    return [folder_of(state_dir, name) for name in sorted(names, reverse=True) if ID_PATTERN.fullmatch(name)]
+
+
+def live_runs(state_dir: str, processes: Optional[proc.Table] = None) -> List[RunFolder]:
+    """Runs whose supervisor lives, newest first. An ended run costs one stat, no parsing."""
+    everything = proc.table() if processes is None else processes
+    return [run for run in list_runs(state_dir) if not run.has("exit.json") and run.live(everything)]
+
+
+def unfinished_runs(state_dir: str) -> List[RunFolder]:
+    """Runs without an exit.json: live ones, and those whose supervisor went without a trace."""
+    return [run for run in list_runs(state_dir) if not run.has("exit.json")]
