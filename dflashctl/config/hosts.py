@@ -1,52 +1,93 @@
-"""hosts.yaml: which machines there are and how to get inside them."""
+"""hosts.yaml: which machines there are and how to get inside them. The one place of each host default."""
 
 from __future__ import annotations
 
-from typing import Literal
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dflashctl.config.names import InsidePath, Name, Value, Variable
+from dflashctl.config.problems import nearest, usage_error, validate
+from dflashctl.config.yamlfile import Document, read_document
+from dflashctl.errors import NotFound, UsageError
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+EngineName = Literal["pct", "ssh", "lab", "local"]
+
 
 class Strict(BaseModel):
-    """An unknown key is an error, never ignored."""
+    """An unknown key is an error, never ignored; a value has the written type, never a guessed one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Ssh(Strict):
-    """How to reach the host; `host` may be a name from ~/.ssh/config (jump hosts, keys and ports live there)."""
+    """How to reach the host. `host` may be a name from ~/.ssh/config: jump hosts and keys live there."""
 
-    host: str
+    host: str = Field(min_length=1)
     user: str | None = None
-    port: int | None = None
+    port: int | None = Field(default=None, ge=1, le=65535)
     identity_file: str | None = None
     known_hosts: str | None = None
-    connect_timeout_s: float = 10.0
+    connect_timeout_s: float = Field(default=10.0, gt=0)
     sudo: bool = False
 
 
 class IdleRule(Strict):
-    """When a GPU counts as idle: no holder, memory at its learnt baseline (`auto`) or below a number of MiB."""
+    """When a GPU counts as idle: no holder, memory at its learnt baseline (`auto`) or below so many MiB."""
 
     memory_mib: Literal["auto"] | int = "auto"
-    utilization_pct: int = 5
-    samples: int = 3
+    utilization_pct: int = Field(default=5, ge=0, le=100)
+    samples: int = Field(default=3, ge=1, le=100)
 
 
 class Gpus(Strict):
     """What the box should have."""
 
-    expect: int | None = None
+    expect: int | None = Field(default=None, ge=0)
     idle: IdleRule = Field(default_factory=IdleRule)
 
 
+class HostEntry(Strict):
+    """A host as written in hosts.yaml. What is left out comes from `default_values`."""
+
+    engine: EngineName
+    container: int | None = Field(default=None, ge=100, le=999_999_999)
+    ssh: Ssh | None = None
+    python: InsidePath | None = None
+    home: InsidePath | None = None
+    path: Value | None = None
+    code_root: InsidePath | None = None
+    workdir: InsidePath | None = None
+    log_dir: InsidePath | None = None
+    state_dir: InsidePath | None = None
+    gpus: Gpus = Field(default_factory=Gpus)
+    env: dict[Variable, Value] = Field(default_factory=dict)
+    keep_releases: int = Field(default=5, ge=1)
+
+    @model_validator(mode="after")
+    def _engine_has_what_it_needs(self) -> HostEntry:
+        if self.engine in ("pct", "ssh") and self.ssh is None:
+            raise ValueError(f"engine {self.engine} needs the key 'ssh', such as ssh: {{host: my-gpu-box}}")
+        if self.engine == "pct" and self.container is None:
+            raise ValueError("engine pct needs the key 'container', such as container: 200")
+        if self.engine in ("ssh", "local") and self.container is not None:
+            raise ValueError(f"engine {self.engine} has no container; remove the key or use engine: pct")
+        if self.engine == "local" and self.ssh is not None:
+            raise ValueError("engine local is this machine; remove the key 'ssh' or use engine: ssh")
+        return self
+
+
 class Host(Strict):
-    """One entry of hosts.yaml, defaults filled in. `name` is its key."""
+    """One host, defaults filled in. `name` is its key in hosts.yaml. All paths are absolute and inside."""
 
     name: str
-    engine: Literal["pct", "ssh", "lab", "local"]
+    engine: EngineName
     container: int | None = None
     ssh: Ssh | None = None
     python: str
@@ -59,3 +100,154 @@ class Host(Strict):
     gpus: Gpus = Field(default_factory=Gpus)
     env: dict[str, str] = Field(default_factory=dict)
     keep_releases: int = 5
+
+
+class Defaults(Strict):
+    """What a command uses when neither --host nor --recipe is given."""
+
+    host: Name = "lab"
+    recipe: Name = "demo"
+
+
+class HostsDocument(Strict):
+    """The whole of hosts.yaml."""
+
+    version: Literal[1]
+    defaults: Defaults = Field(default_factory=Defaults)
+    hosts: dict[Name, HostEntry] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class HostsFile:
+    """A checked hosts.yaml; `path` is None for the built-in one, which knows only `lab`."""
+
+    path: Path | None
+    document: HostsDocument
+
+    @property
+    def defaults(self) -> Defaults:
+        return self.document.defaults
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.document.hosts)
+
+    def host(self, name: str | None = None) -> Host:
+        """The host with that name, or the default one. Raises NotFound (exit 6) listing the names."""
+        wanted = name or self.defaults.host
+        entry = self.document.hosts.get(wanted)
+        if entry is None:
+            close = nearest(wanted, self.names)
+            hint = f"did you mean '{close}'? " if close else ""
+            raise NotFound(
+                f"no host named {wanted!r}",
+                where=str(self.path or "built-in hosts"),
+                next=f"{hint}known hosts: {', '.join(self.names)}",
+            )
+        return complete(wanted, entry)
+
+    def hosts(self, names: str | None = None) -> list[Host]:
+        """The hosts of a `-H a,b` option, in that order, each once; the default host for None."""
+        wanted = [part.strip() for part in names.split(",")] if names else [self.defaults.host]
+        if not all(wanted):
+            raise UsageError(f"an empty name in --host {names!r}", next="separate names by one comma: -H a,b")
+        return [self.host(name) for name in dict.fromkeys(wanted)]
+
+
+def complete(name: str, entry: HostEntry) -> Host:
+    """Fill in what the entry leaves out. Raises UsageError when a default makes no sense together with it."""
+    written = {k: v for k, v in entry if v is not None and k in entry.model_fields_set}
+    values = default_values(name, entry) | written
+    try:
+        return Host.model_validate({"name": name, **values})
+    except ValidationError as error:
+        raise UsageError(f"cannot be completed: {error}", where=f"hosts.{name}") from None
+
+
+def default_values(name: str, entry: HostEntry) -> dict[str, Any]:
+    """The defaults of an engine, as values of Host's fields."""
+    if entry.engine == "lab":
+        from dflashctl.lab.state import lab_defaults  # the lab is imported only by those who use it
+
+        return dict(lab_defaults())
+    if entry.engine == "local":
+        base = _local_base() / name
+        workdir = entry.workdir or str(base / "work")
+        return {
+            "python": sys.executable,
+            "home": str(Path.home()),
+            "code_root": str(base / "code"),
+            "workdir": workdir,
+            "log_dir": workdir,
+            "state_dir": str(base / "state"),
+        }
+    user = entry.ssh.user if entry.ssh else None
+    sudo_or_root = entry.engine == "pct" or user in (None, "root") or bool(entry.ssh and entry.ssh.sudo)
+    home = entry.home or ("/root" if sudo_or_root else f"/home/{user}")
+    workdir = entry.workdir or "/workspace"
+    return {
+        "python": f"{home}/venv/bin/python",
+        "home": home,
+        "code_root": f"{home}/dflash",
+        "workdir": workdir,
+        "log_dir": workdir,
+        "state_dir": f"{workdir}/.dflashctl",
+    }
+
+
+def _local_base() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_state_dir("dflashctl")).absolute() / "local"
+
+
+def load_hosts(start: Path | None = None) -> HostsFile:
+    """Find and check hosts.yaml.
+
+    Looked for in DFLASHCTL_HOSTS, in `start` (the working folder) or above, in the XDG configuration folder;
+    without any, a built-in file with only `lab` serves. Raises UsageError (exit 2) for a broken file.
+    """
+    path = find_hosts(start or Path.cwd())
+    if path is None:
+        return HostsFile(None, HostsDocument(version=1, hosts={"lab": HostEntry(engine="lab")}))
+    return read_hosts(path)
+
+
+def find_hosts(start: Path) -> Path | None:
+    """The hosts.yaml that applies in `start`."""
+    named = os.environ.get("DFLASHCTL_HOSTS")
+    if named:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise UsageError(
+                f"no such file: {path}", where="DFLASHCTL_HOSTS", next="mend the variable or unset it"
+            )
+        return path.absolute()
+    for folder in (start.absolute(), *start.absolute().parents):
+        if (folder / "hosts.yaml").is_file():
+            return folder / "hosts.yaml"
+    import platformdirs
+
+    configured = Path(platformdirs.user_config_dir("dflashctl")) / "hosts.yaml"
+    return configured if configured.is_file() else None
+
+
+def read_hosts(path: Path) -> HostsFile:
+    """Check one hosts.yaml. Raises UsageError with file, line and key path."""
+    document = read_document(path)
+    checked = validate(HostsDocument, document, kind="hosts.yaml")
+    if "host" in checked.defaults.model_fields_set:
+        _check_default_host(checked, document)
+    elif "lab" not in checked.hosts and len(checked.hosts) == 1:  # there is only one host that could be meant
+        only = checked.defaults.model_copy(update={"host": next(iter(checked.hosts))})
+        checked = checked.model_copy(update={"defaults": only})
+    return HostsFile(path, checked)
+
+
+def _check_default_host(checked: HostsDocument, document: Document) -> None:
+    wanted = checked.defaults.host
+    if wanted not in checked.hosts:
+        close = nearest(wanted, checked.hosts)
+        hint = f"did you mean '{close}'?" if close else f"known hosts: {', '.join(sorted(checked.hosts))}"
+        where = document.position(("defaults", "host"), of_key=False)
+        raise usage_error([(where, f"defaults.host: no host named {wanted!r}", hint)])

@@ -1,0 +1,164 @@
+"""recipes/NAME.yaml: what to deploy, what to launch, how to observe it, and the variants of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+
+from dflashctl.config.hosts import Strict
+from dflashctl.config.names import Name, Value, Variable
+from dflashctl.config.placeholders import check_placeholders
+from dflashctl.config.yamlfile import Document
+
+DEFAULT_LOG = "{log_dir}/train_{recipe}_{tag}.log"
+
+
+def _relative(text: str) -> str:
+    """A path or glob below the project's root, with '/' on every system."""
+    if text.startswith("/") or ".." in text.split("/") or "\0" in text or not text.strip():
+        raise ValueError(f"{text!r} must be a path below the project's folder")
+    return text
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+    return text
+
+
+def _module(text: str) -> str:
+    if not all(part.isidentifier() for part in text.split(".")):
+        raise ValueError(f"{text!r} is not a module name such as trainer or my_pkg.train")
+    return text
+
+
+def _template(text: str) -> str:
+    check_placeholders(text)
+    return text
+
+
+Relative = Annotated[str, AfterValidator(_relative)]
+Regex = Annotated[str, AfterValidator(_regex)]
+Template = Annotated[Value, AfterValidator(_template)]
+
+
+class Expect(Strict):
+    """A line that proves the change: `text` literally, or `regex`, in the deployed `file`."""
+
+    file: Relative
+    text: str | None = Field(default=None, min_length=1)
+    regex: Regex | None = Field(default=None, min_length=1)
+    present: bool = True
+
+    @model_validator(mode="after")
+    def _one_pattern(self) -> Expect:
+        if (self.text is None) == (self.regex is None):
+            raise ValueError("needs either 'text' or 'regex'")
+        if self.text is not None and "\n" in self.text:
+            raise ValueError("'text' must be within one line")
+        return self
+
+
+class Deploy(Strict):
+    """Which files travel. Globs are relative to `root`, itself relative to the folder above recipes/."""
+
+    root: Relative = "."
+    include: list[Relative] = Field(min_length=1)
+    exclude: list[Relative] = Field(default_factory=list)
+    entry: Annotated[str, AfterValidator(_module)] | None = None
+    expect: list[Expect] = Field(default_factory=list)
+
+
+class LaunchGpus(Strict):
+    """Which GPUs the run gets: so many idle ones, or these indices, or these UUIDs. None given: no GPU."""
+
+    count: int | None = Field(default=None, ge=0)
+    ids: list[Annotated[int, Field(ge=0)]] | None = None
+    uuids: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> LaunchGpus:
+        given = [key for key in ("count", "ids", "uuids") if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give only one of count, ids and uuids, not {' and '.join(given)}")
+        for chosen in (self.ids, self.uuids):
+            if chosen is not None and len(set(chosen)) != len(chosen):
+                raise ValueError("names a GPU twice")
+        return self
+
+
+class Launch(Strict):
+    """How the run starts. `python` as the first word of `command` is the host's `python`."""
+
+    command: list[Template] = Field(min_length=1)
+    log: Template = DEFAULT_LOG
+    gpus: LaunchGpus = Field(default_factory=LaunchGpus)
+    env: dict[Variable, Template] = Field(default_factory=dict)
+    secrets: list[Variable] = Field(default_factory=list)
+    grace_s: float = Field(default=15, gt=0)
+    started_within_s: float = Field(default=60, gt=0)
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Launch:
+        if not self.command[0]:
+            raise ValueError("the first word of 'command' is empty")
+        if not self.log.startswith(("/", "{log_dir}", "{workdir}", "{run_dir}")):
+            raise ValueError("'log' must be an absolute path or start with {log_dir}, {workdir} or {run_dir}")
+        both = sorted(set(self.env) & set(self.secrets))
+        if both:
+            raise ValueError(f"{both[0]} is both in 'env' and in 'secrets'; keep it out of 'env'")
+        return self
+
+
+class Observe(Strict):
+    """For a program that writes no heartbeat: how its log tells the step."""
+
+    step_regex: Regex | None = None
+
+    @model_validator(mode="after")
+    def _has_step(self) -> Observe:
+        if self.step_regex is not None and "step" not in re.compile(self.step_regex).groupindex:
+            raise ValueError("'step_regex' needs a group named step: (?P<step>\\d+)")
+        return self
+
+
+class RecipeBody(Strict):
+    """A recipe without its variants: what one run is made of."""
+
+    version: Literal[1]
+    name: Name
+    deploy: Deploy | None = None
+    launch: Launch
+    observe: Observe = Field(default_factory=Observe)
+    train: dict[str, Any] | None = None
+
+
+class Recipe(RecipeBody):
+    """A recipe as written. A variant is a partial recipe, laid over it for the tag of that name."""
+
+    variants: dict[Name, dict[str, Any]] = Field(default_factory=dict)
+
+    _source: Document | None = PrivateAttr(default=None)
+
+    @property
+    def path(self) -> Path:
+        """The file that it was read from."""
+        if self._source is None:
+            raise ValueError(f"recipe {self.name} was not read from a file")
+        return self._source.path
+
+    @property
+    def project_root(self) -> Path:
+        """The folder that the recipe's paths are relative to."""
+        return project_root(self.path)
+
+
+def project_root(recipe_file: Path) -> Path:
+    """The folder above recipes/; the recipe's own folder when it lies elsewhere."""
+    folder = recipe_file.absolute().parent
+    return folder.parent if folder.name == "recipes" else folder

@@ -1,0 +1,45 @@
+"""The `train:` section of a recipe, checked on the laptop by the very trainer that will travel."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+_PROBLEM = re.compile(r"(?P<path>[\w.-]+): (?P<what>.*)\Z", re.DOTALL)
+
+
+def check_train(section: dict[str, Any], project_root: Path) -> list[tuple[tuple[str, ...], str]]:
+    """(key path, problem) for everything that the project's trainer would refuse; empty when all is well.
+
+    Asks `check` of trainer/config.py, which needs no torch. Without such a trainer below `project_root` the
+    answer is empty: the one in the container decides, never another one that happens to be installed here.
+    """
+    check = _project_check(project_root)
+    if check is None:
+        return []
+    rows = []
+    for problem in check(section):
+        match = _PROBLEM.match(problem)
+        path = tuple(match["path"].split(".")) if match else ()
+        if path[:1] != ("train",):
+            path = ("train", *path)
+        rows.append((path, match["what"] if match else problem))
+    return rows
+
+
+def _project_check(project_root: Path) -> Any:
+    source = project_root / "trainer" / "config.py"
+    if not source.is_file():
+        return None
+    sys.path.insert(0, str(project_root))
+    try:
+        module = importlib.import_module("trainer.config")
+    except Exception:  # a broken trainer is deploy's to show (it compiles every file), not the recipe's
+        return None
+    finally:
+        sys.path.remove(str(project_root))
+    same = Path(module.__file__ or "").resolve() == source.resolve()
+    return getattr(module, "check", None) if same else None
