@@ -1,8 +1,8 @@
 """Processes as /proc tells them (Linux, no subprocess), and which of them are a run's.
 
 A pid alone names nobody: it is given out again. Here a process is (pid, start), `start` being field 22 of
-/proc/PID/stat in clock ticks since boot; together with the boot id and the start of the container's pid 1 that
-can never mean another process. Formats: proc_pid_stat(5), proc_pid_status(5), proc_pid_environ(5).
+/proc/PID/stat in clock ticks since boot; together with the boot id and the start of the container's pid 1
+that can never mean another process. Formats: proc_pid_stat(5), proc_pid_status(5), proc_pid_environ(5).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -207,11 +207,23 @@ def living(identity: Optional[Identity], processes: Optional[Table] = None) -> O
     return process if process is not None and process.start == identity[1] and not process.dead else None
 
 
-def environ_has(pid: int, entry: bytes) -> bool:
-    """Does the process's first environment hold exactly NAME=value? False also when it cannot be read, and
-    for programs that overwrite it to show a title."""
-    data = _read("/proc/%d/environ" % pid)
-    return bool(data) and entry in data.split(b"\0")  # type: ignore[union-attr]
+def run_of(pid: int) -> Optional[str]:
+    """DFLASH_RUN_ID in the process's first environment. None also when that cannot be read, and for programs
+    that overwrite it to show a title."""
+    for entry in (_read("/proc/%d/environ" % pid) or b"").split(b"\0"):
+        if entry.startswith(b"DFLASH_RUN_ID="):
+            return entry[len(b"DFLASH_RUN_ID=") :].decode("utf-8", "replace")
+    return None
+
+
+def tagged(processes: Table) -> Dict[str, List[int]]:
+    """Run id -> pids whose environment names it: one read a process, for all runs together."""
+    found: Dict[str, List[int]] = {}
+    for pid in processes:
+        run_id = run_of(pid)
+        if run_id:
+            found.setdefault(run_id, []).append(pid)
+    return found
 
 
 def children_of(processes: Table) -> Dict[int, List[int]]:
@@ -235,42 +247,47 @@ def descendants(roots: Iterable[int], processes: Table) -> Set[int]:
 
 
 def family(
-    run_id: str,
     processes: Table,
     *,
     supervisor: Optional[Identity] = None,
     known: Iterable[Identity] = (),
-    has_entry: Callable[[int, bytes], bool] = environ_has,
+    tagged: Iterable[int] = (),
 ) -> List[Process]:
     """The processes of a run, the supervisor not among them; sorted by pid, zombies included.
 
     A member is what descends from the supervisor (a subreaper: it also keeps what forked twice or made its
     own session), an identity that the supervisor wrote down while it lived (`known`), a process whose
-    environment says DFLASH_RUN_ID=<id>, or a descendant of one of these. The last three also hold when the
-    supervisor was killed. The caller checks the boot (same_place) before it passes recorded identities.
+    environment carries the run's id (`tagged`: of tagged(), for that id), or a descendant of one of these.
+    The last three also hold when the supervisor was killed. The caller checks the boot (same_place) before it
+    passes recorded identities.
     """
-    roots: Set[int] = set()
-    members: Set[int] = set()
     top = living(supervisor, processes)
-    if top is not None:
-        roots.add(top.pid)
+    members = {pid for pid in tagged if pid in processes}
     for identity in known:
         process = processes.get(identity[0])
         if process is not None and process.start == identity[1]:
             members.add(process.pid)
-    entry = b"DFLASH_RUN_ID=" + run_id.encode()
-    members.update(pid for pid in processes if has_entry(pid, entry))
-    members |= descendants(roots | members, processes)
+    members |= descendants(members | ({top.pid} if top else set()), processes)
     if top is not None:
         members.discard(top.pid)
     return [processes[pid] for pid in sorted(members)]
+
+
+def ancestors(pid: int, processes: Table) -> Set[int]:
+    """A process and everything above it: what a kill must never reach when it is its own."""
+    found: Set[int] = set()
+    while pid in processes and pid not in found:
+        found.add(pid)
+        pid = processes[pid].ppid
+    return found
 
 
 def send_signal(identity: Identity, number: int) -> bool:
     """Signal exactly this process. False: it is gone already (or another one has its pid).
 
     With pidfd (Linux 5.3, Python 3.9) the pid cannot be given out again between check and signal; elsewhere
-    the check comes directly before the signal. Raises PermissionError. Never signals a group, pid 0, 1 or the caller.
+    the check comes directly before the signal. Raises PermissionError. Never signals a group, pid 0, pid 1
+    or the caller.
     """
     pid = identity[0]
     if pid <= 1 or pid == os.getpid():

@@ -68,15 +68,17 @@ def read_lines(path: str) -> Iterator[Dict[str, Any]]:
         return
 
 
-def write_bytes(path: str, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file: all of it or nothing, also across a power cut. Raises OSError; the old file stands then."""
+def write_bytes(path: str, data: bytes, mode: int = 0o644, *, durable: bool = True) -> None:
+    """Replace a file: all of it or nothing, when `durable` also across a power cut. Raises OSError; then the
+    old file stands."""
     aside = "%s.%d.tmp" % (path, os.getpid())
     try:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError:
         try:
@@ -84,13 +86,14 @@ def write_bytes(path: str, data: bytes, mode: int = 0o644) -> None:
         except OSError:
             pass
         raise
-    sync_folder(os.path.dirname(path))
+    if durable:
+        sync_folder(os.path.dirname(path))
 
 
-def write_json(path: str, value: Dict[str, Any]) -> None:
+def write_json(path: str, value: Dict[str, Any], *, durable: bool = True) -> None:
     body = dict(value)
     body["version"] = VERSION
-    write_bytes(path, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode())
+    write_bytes(path, (json.dumps(body, indent=1, sort_keys=True) + "\n").encode(), durable=durable)
 
 
 def sync_folder(path: str) -> None:
@@ -121,8 +124,8 @@ class RunFolder:
         """`name` is e.g. "record.json"."""
         return read_json(self.file(name))
 
-    def write(self, name: str, value: Dict[str, Any]) -> None:
-        write_json(self.file(name), value)
+    def write(self, name: str, value: Dict[str, Any], *, durable: bool = True) -> None:
+        write_json(self.file(name), value, durable=durable)
 
     def has(self, name: str) -> bool:
         return os.path.exists(self.file(name))
@@ -175,11 +178,17 @@ class RunFolder:
         """Its supervisor lives (and so the run is not over)."""
         return proc.living(self.identities()[0], processes) is not None
 
-    def family(self, processes: Optional[proc.Table] = None) -> List[proc.Process]:
-        """All processes of the run that can be found, zombies included, the supervisor not."""
-        supervisor, known = self.identities()
+    def family(
+        self,
+        processes: Optional[proc.Table] = None,
+        tagged: Optional[Dict[str, List[int]]] = None,
+    ) -> List[proc.Process]:
+        """All processes of the run that can be found, zombies included, the supervisor not. Pass the table and
+        proc.tagged() of it when asking for several runs."""
         everything = proc.table() if processes is None else processes
-        return proc.family(self.id, everything, supervisor=supervisor, known=known)
+        by_run = proc.tagged(everything) if tagged is None else tagged
+        supervisor, known = self.identities()
+        return proc.family(everything, supervisor=supervisor, known=known, tagged=by_run.get(self.id, ()))
 
     def log_path(self, record: Dict[str, Any]) -> str:
         """Where this run's log is now: a later launch with the same log name moved it aside."""
