@@ -22,8 +22,13 @@ class KnownFailure:
     torch: str
     do: tuple[str, ...]
     example: str
+    unless: str = ""
     also: tuple[str, ...] = ()
     see: tuple[str, ...] = ()
+
+    def finds(self, line: str) -> bool:
+        """The rule that the agent applies, for one line."""
+        return bool(re.search(self.pattern, line)) and not (self.unless and re.search(self.unless, line))
 
 
 def parse(text: str) -> tuple[KnownFailure, ...]:
@@ -45,6 +50,7 @@ def _row(fields: dict[str, Any]) -> KnownFailure:
         raise ValueError(f"{row.name}: no such severity: {row.severity}")
     try:
         re.compile(row.pattern.encode("ascii"))
+        re.compile(row.unless.encode("ascii"))
     except (re.error, UnicodeEncodeError) as error:
         raise ValueError(f"{row.name}: pattern: {error}") from None
     return row
@@ -63,4 +69,4 @@ def by_name() -> dict[str, KnownFailure]:
 
 def patterns() -> list[dict[str, str]]:
     """What travels in a request: the agent has no YAML and no table."""
-    return [{"name": row.name, "pattern": row.pattern} for row in table()]
+    return [{"name": row.name, "pattern": row.pattern, "unless": row.unless} for row in table()]
