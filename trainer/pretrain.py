@@ -87,7 +87,9 @@ def bits_per_byte(model: torch.nn.Module, ids: torch.Tensor, total_bytes: int, d
         chunk = starts[first : first + 64]
         rows = torch.stack([ids[s : s + WINDOW + 1] for s in chunk if s + WINDOW + 1 <= len(ids)]).to(device)
         logits = model(input_ids=rows[:, :-1]).logits.float()
-        losses = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none").view(len(rows), -1)
+        losses = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none").view(
+            len(rows), -1
+        )
         nats += losses[:, half:].sum().item()
         if first == 0:
             nats += losses[0, :half].sum().item()
@@ -98,7 +100,11 @@ def bits_per_byte(model: torch.nn.Module, ids: torch.Tensor, total_bytes: int, d
 def repeated_8grams(model: Qwen3ForCausalLM, prompts: torch.Tensor, new_tokens: int) -> float:
     """Share of 8-grams in greedy continuations that occurred earlier in the same continuation."""
     out = model.generate(
-        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        min_new_tokens=new_tokens,
     )[:, prompts.shape[1] :].tolist()
     repeats = total = 0
     for row in out:
@@ -116,7 +122,9 @@ def optimizers(model: torch.nn.Module, muon_lr: float, adam_lr: float) -> list[t
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     return [
-        torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon(
+            matrices, lr=muon_lr, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        ),
         torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
@@ -186,13 +194,17 @@ def train(args: argparse.Namespace) -> dict[str, float]:
         out = Path(args.out)
         model.to(torch.bfloat16).save_pretrained(out)
         tokenizer.save_pretrained(out)
-        (out / "pretraining.json").write_text(json.dumps({**vars(args), **result, "stdlib": "", "out": ""}, indent=1))
+        (out / "pretraining.json").write_text(
+            json.dumps({**vars(args), **result, "stdlib": "", "out": ""}, indent=1)
+        )
     print(json.dumps(result), flush=True)
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", help="folder of the checkpoint")
     parser.add_argument("--stdlib", help="a standard library's folder (default: this interpreter's)")
     parser.add_argument("--tests", action="store_true", help="also read the library's own tests")
