@@ -30,11 +30,14 @@ OPS: Dict[str, str] = {
     "release_facts": "install:release_facts",
     "install_release": "install:install_release",
     "launch": "launch:launch",
+    "wait_end": "waiting:wait_end",
     "stop": "stop:stop",
     "observe": "observe:observe",
     "read_log": "logs:read_log",
     "list_runs": "history:list_runs",
     "host_facts": "hostfacts:host_facts",
+    "inside_facts": "insidefacts:inside_facts",
+    "learn_idle": "insidefacts:learn_idle",
 }
 """Operation -> "module:function" beside this file, imported only when asked for."""
 

@@ -8,7 +8,6 @@ that can never mean another process. Formats: proc_pid_stat(5), proc_pid_status(
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
@@ -280,49 +279,6 @@ def ancestors(pid: int, processes: Table) -> Set[int]:
         found.add(pid)
         pid = processes[pid].ppid
     return found
-
-
-def send_signal(identity: Identity, number: int) -> bool:
-    """Signal exactly this process. False: it is gone already (or another one has its pid).
-
-    With pidfd (Linux 5.3, Python 3.9) the pid cannot be given out again between check and signal; elsewhere
-    the check comes directly before the signal. Raises PermissionError. Never signals a group, pid 0, pid 1
-    or the caller.
-    """
-    pid = identity[0]
-    if pid <= 1 or pid == os.getpid():
-        raise ValueError("refusing to signal pid %d" % pid)
-    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
-        return _check_then_kill(identity, number)
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    except OSError as error:
-        if isinstance(
-            error, PermissionError
-        ):  # seccomp filters of old container engines refuse the call itself
-            return _check_then_kill(identity, number)
-        return _check_then_kill(identity, number)
-    try:
-        if living(identity) is None:
-            return False
-        signal.pidfd_send_signal(handle, number)
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(handle)
-    return True
-
-
-def _check_then_kill(identity: Identity, number: int) -> bool:
-    if living(identity) is None:
-        return False
-    try:
-        os.kill(identity[0], number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def describe(process: Process) -> Dict[str, Any]:

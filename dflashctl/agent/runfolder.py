@@ -183,8 +183,8 @@ class RunFolder:
         processes: Optional[proc.Table] = None,
         tagged: Optional[Dict[str, List[int]]] = None,
     ) -> List[proc.Process]:
-        """All processes of the run that can be found, zombies included, the supervisor not. Pass the table and
-        proc.tagged() of it when asking for several runs."""
+        """All processes of the run that can be found, zombies included, the supervisor not. Pass the table
+        and proc.tagged() of it when asking for several runs."""
         everything = proc.table() if processes is None else processes
         by_run = proc.tagged(everything) if tagged is None else tagged
         supervisor, known = self.identities()

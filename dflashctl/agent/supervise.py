@@ -22,6 +22,7 @@ from .detach import detach, fresh_start, read_secrets, tell
 from .ending import exit_body, killer, next_step
 from .oom import oom_kills
 from .runfolder import RunFolder
+from .signals import send_signal
 
 TICK_S = 0.5  # an ending family is looked at this often; a child's end wakes the loop at once
 SAMPLE_S = 2.0
@@ -95,7 +96,7 @@ class Supervisor:
         try:
             self.run.write("supervisor.json", body)
         except OSError as error:
-            proc.send_signal(self.leader, signal.SIGKILL)
+            send_signal(self.leader, signal.SIGKILL)
             os.waitpid(pid, 0)
             return "cannot write the started record: %s" % error
         self.note("started", leader=proc.as_json(self.leader))
@@ -185,7 +186,7 @@ class Supervisor:
         reached = []
         for process in members:
             try:
-                if proc.send_signal(process.identity, number):
+                if send_signal(process.identity, number):
                     reached.append(process.pid)
             except OSError as error:
                 self.note("note", text="signal %d to pid %d: %s" % (number, process.pid, error))

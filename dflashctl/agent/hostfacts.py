@@ -1,0 +1,131 @@
+"""GPUs as the machine that owns them sees them: nvidia-smi's text, and who its processes are. No judgement.
+
+nvidia-smi prints the pids of the machine that the driver runs on, so each is looked up here: NSpid of
+/proc/PID/status gives its pid in the container, and the inode of its pid namespace says which container.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import Any, Dict, List, Optional
+
+from . import proc
+
+# The last field of each may hold commas itself.
+GPU_FIELDS = "index,uuid,memory.used,memory.total,utilization.gpu,temperature.gpu,power.draw,name"
+APP_FIELDS = "pid,used_memory,gpu_uuid,process_name"
+REAP_S = 1.0
+
+
+def host_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
+    """request: samples (1), interval_s (0.25), smi_timeout_s (20), nvidia_smi ("nvidia-smi").
+
+    Answers {"at", "boot_id", "pidns", "samples": [reading], "apps": reading, "processes": {pid: {...}|null},
+    "fields"}; a reading is {"exit", "stdout", "stderr", "problem": null | "missing" | "timeout" | text}.
+    """
+    program = str(request.get("nvidia_smi") or "nvidia-smi")
+    timeout_s = float(request.get("smi_timeout_s", 20.0))
+    count = max(1, int(request.get("samples", 1)))
+    gpu_argv = [program, "--query-gpu=" + GPU_FIELDS, "--format=csv,noheader,nounits"]
+    apps = _begin([program, "--query-compute-apps=" + APP_FIELDS, "--format=csv,noheader,nounits"])
+    samples = []
+    for number in range(count):
+        if number:
+            time.sleep(float(request.get("interval_s", 0.25)))
+        samples.append(_end(_begin(gpu_argv), timeout_s))
+        if samples[-1]["problem"]:
+            break  # one deadline is enough to know that it hangs
+    app_reading = _end(apps, timeout_s)
+    return {
+        "at": time.time(),
+        "boot_id": proc.boot_id(),
+        "pidns": proc.pid_namespace(),
+        "fields": {"gpu": GPU_FIELDS.split(","), "apps": APP_FIELDS.split(",")},
+        "samples": samples,
+        "apps": app_reading,
+        "processes": {str(pid): look_up(pid) for pid in app_pids(app_reading["stdout"])},
+    }
+
+
+def _begin(argv: List[str]) -> Any:
+    """A started process, or the reason why there is none."""
+    try:
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
+        )
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        return str(error)
+
+
+def _end(started: Any, timeout_s: float) -> Dict[str, Any]:
+    """Its output. One that hangs in the driver (state D) survives KILL: it is left behind, not waited for."""
+    if isinstance(started, str):
+        return {"exit": None, "stdout": "", "stderr": "", "problem": started}
+    try:
+        out, err = started.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        started.kill()
+        try:
+            started.communicate(timeout=REAP_S)
+        except subprocess.TimeoutExpired:
+            pass
+        return {"exit": None, "stdout": "", "stderr": "", "problem": "timeout"}
+    return {
+        "exit": started.returncode,
+        "stdout": out.decode("utf-8", "replace"),
+        "stderr": err.decode("utf-8", "replace"),
+        "problem": None,
+    }
+
+
+def app_pids(text: str) -> List[int]:
+    """First column of query-compute-apps; lines that are messages have none."""
+    found = []
+    for line in text.splitlines():
+        cell = line.partition(",")[0].strip()
+        if cell.isdigit() and int(cell) not in found:
+            found.append(int(cell))
+    return found
+
+
+def look_up(pid: int) -> Optional[Dict[str, Any]]:
+    """Who a process of this machine is; None when it is gone (or hidden)."""
+    process = proc.read_process(pid)
+    if process is None:
+        return None
+    uid = proc.uid(pid)
+    return {
+        "pid": pid,
+        "start": process.start,
+        "started_at": proc.started_at(process.start),
+        "state": process.state,
+        "nspid": proc.ns_pids(pid) or [pid],
+        "pidns": proc.pid_namespace(pid),
+        "cgroup": _cgroup(pid),
+        "uid": uid,
+        "user": _user(uid),
+        "comm": process.comm,
+        "cmdline": proc.cmdline(pid),
+    }
+
+
+def _cgroup(pid: int) -> str:
+    try:
+        with open("/proc/%d/cgroup" % pid, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _user(uid: Optional[int]) -> str:
+    if uid is None:
+        return "?"
+    try:
+        import pwd
+
+        return pwd.getpwuid(uid).pw_name
+    except (ImportError, KeyError):
+        return str(uid)

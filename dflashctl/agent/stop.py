@@ -1,0 +1,190 @@
+"""End a run: TERM to its leader, the grace, then KILL to everybody of it, and say who would not go.
+
+Only what is proven to be the run's is ever signalled, each by verified identity: no pattern, no group.
+A run whose supervisor was killed is ended the same way, and its exit.json is written here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+from . import AgentError, proc
+from .ending import exit_body
+from .runfolder import RunFolder, folder_of
+from .signals import send_signal
+from .spawn import find_supervisor
+
+KILL_S = 10.0  # what KILL has not ended by then sleeps in the kernel (state D) and cannot be ended
+POLL_S = 0.1
+EXIT_S = 5.0  # for the supervisor's last word
+
+
+class Stop:
+    """One kill of one run."""
+
+    def __init__(self, run: RunFolder, grace_s: float, emit: Callable[[Dict[str, Any]], None]) -> None:
+        self.run = run
+        self.grace_s = grace_s
+        self.emit = emit
+        self.signalled: Dict[str, List[int]] = {"TERM": [], "KILL": []}
+        self.problems: List[str] = []
+        self.spared = proc.ancestors(os.getpid(), proc.table())  # a run that kills itself: not the messenger
+
+    def members(self, processes: Optional[proc.Table] = None) -> List[proc.Process]:
+        """Who of the family still runs."""
+        found = self.run.family(processes)
+        return [one for one in found if not one.dead and one.pid not in self.spared]
+
+    def send(self, members: List[proc.Process], number: "signal.Signals") -> None:
+        reached = []
+        for process in members:
+            try:
+                if send_signal(process.identity, number):
+                    reached.append(process.pid)
+            except OSError as error:
+                problem = "pid %d (%s): %s" % (process.pid, process.comm, error)
+                if problem not in self.problems:
+                    self.problems.append(problem)
+        new = [pid for pid in reached if pid not in self.signalled[number.name[3:]]]
+        if new:
+            self.signalled[number.name[3:]] += new
+            note(self.run, "signalled", signal=int(number), pids=new, by="kill")
+            self.emit({"signalled": number.name, "pids": new})
+
+    def gone(self, within_s: float) -> bool:
+        until = time.monotonic() + within_s
+        while self.members():
+            if time.monotonic() >= until:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def ask(self) -> None:
+        """TERM, once, to the leader alone: torchrun and its like pass it on. Without a leader, to each."""
+        supervisor = self.run.supervisor().value
+        if supervisor is None:  # it is just starting its program: its own orderly stop does the same
+            starting = find_supervisor(self.run)
+            self.send([starting] if starting else [], signal.SIGTERM)
+            return
+        members = self.members()
+        leader = proc.as_identity(supervisor.get("leader"))
+        self.send([one for one in members if one.identity == leader] or members, signal.SIGTERM)
+
+    def finish(self) -> List[proc.Process]:
+        """KILL until nobody is left. Returns those who cannot be ended."""
+        until = time.monotonic() + KILL_S
+        while True:
+            members = self.members()
+            if not members or time.monotonic() >= until:
+                return members
+            self.send(members, signal.SIGKILL)
+            time.sleep(POLL_S)
+
+
+def stop(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
+    """End the run request["id"] of request["state_dir"]. Also: who, reason, grace_s|null (the recipe's).
+
+    Answers {"outcome": "killed" | "already_ended" | "survivors", "id", "tag", "gpus", "seconds", "signalled",
+    "survivors" [processes], "zombies" [processes], "problems", "exit"}. Raises AgentError: not_found, locked.
+    """
+    try:
+        run = folder_of(str(request["state_dir"]), str(request["id"]))
+    except ValueError as error:
+        raise AgentError("usage", str(error)) from None
+    record = run.record()
+    if record.value is None and not os.path.isdir(run.path):
+        raise AgentError("not_found", "no run %s" % run.id)
+    body = record.value or {}
+    grace_s = request.get("grace_s")
+    attempt = Stop(run, float(body.get("grace_s", 15.0) if grace_s is None else grace_s), emit)
+    began = time.monotonic()
+    if run.has("exit.json") and not attempt.members():
+        return _answer(attempt, body, "already_ended", began, [])
+    with stop_lock(run) as first:
+        note(run, "kill_requested", who=str(request.get("who", "")), reason=str(request.get("reason") or ""))
+        if first:  # a second kill at once only waits: two TERMs would make torchrun drop its ranks
+            attempt.ask()
+        attempt.gone(attempt.grace_s)
+        survivors = attempt.finish()
+        if not survivors:
+            _last_word(attempt, body, request)
+    return _answer(attempt, body, "survivors" if survivors else "killed", began, survivors)
+
+
+@contextmanager
+def stop_lock(run: RunFolder) -> Iterator[bool]:
+    """True for the first of several kills at once. Held by the kernel, freed when the holder dies."""
+    try:
+        descriptor = os.open(run.file("stop.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:  # a full disk is no reason not to kill
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            first = True
+        except OSError:
+            first = False
+        yield first
+    finally:
+        os.close(descriptor)
+
+
+def _last_word(attempt: Stop, record: Dict[str, Any], request: Dict[str, Any]) -> None:
+    """exit.json: the supervisor's, if it lives; else ours, for nobody else will write it."""
+    run = attempt.run
+    until = time.monotonic() + EXIT_S
+    while not run.has("exit.json") and (run.live() or find_supervisor(run) is not None):
+        if time.monotonic() >= until:
+            attempt.problems.append("the supervisor has not written exit.json yet")
+            return
+        time.sleep(POLL_S / 2)
+    if run.has("exit.json"):
+        return
+    started = run.supervisor().value or {}
+    started_at = float(started.get("started_at") or record.get("created_at") or time.time())
+    body = exit_body(
+        code=None,
+        signal=None,
+        oom=False,
+        started_at=started_at,
+        ended_at=time.time(),
+        wall_s=max(0.0, time.time() - started_at),
+        peak_rss_bytes=0,
+        killed_by={"who": str(request.get("who", "")), "reason": str(request.get("reason") or "")},
+    )
+    body["why"] = "the supervisor was gone; its program was ended by kill"
+    try:
+        run.write("exit.json", body)
+    except OSError as error:
+        attempt.problems.append("cannot write exit.json: %s" % error)
+
+
+def note(run: RunFolder, event: str, **details: Any) -> None:
+    try:
+        run.append_event(event, **details)
+    except OSError:
+        pass
+
+
+def _answer(
+    attempt: Stop, record: Dict[str, Any], outcome: str, began: float, survivors: List[proc.Process]
+) -> Dict[str, Any]:
+    family = attempt.run.family()
+    return {
+        "outcome": outcome,
+        "id": attempt.run.id,
+        "tag": record.get("tag"),
+        "gpus": record.get("gpus") or [],
+        "seconds": round(time.monotonic() - began, 2),
+        "signalled": attempt.signalled,
+        "survivors": [proc.describe(one) for one in survivors],
+        "zombies": [proc.describe(one) for one in family if one.dead],
+        "problems": attempt.problems,
+        "exit": attempt.run.exit().value,
+    }
