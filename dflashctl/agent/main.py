@@ -29,6 +29,7 @@ OPS: Dict[str, str] = {
     "ping": "main:ping",
     "release_facts": "install:release_facts",
     "install_release": "install:install_release",
+    "discard_archive": "install:discard_archive",
     "launch": "launch:launch",
     "wait_end": "waiting:wait_end",
     "stop": "stop:stop",

@@ -1,4 +1,4 @@
-"""Proofs that a deployed tree is what the run will use: it compiles, it has the expected lines, it is imported.
+"""Proofs that a deployed tree is what the run will use: it compiles, has the expected lines, is imported.
 
 Everything is decided here, inside, by the interpreter that will run the program; nothing of the tree is
 executed and nothing is written into it.
@@ -6,8 +6,8 @@ executed and nothing is written into it.
 
 from __future__ import annotations
 
+import ast
 import difflib
-import json
 import os
 import re
 import subprocess
@@ -67,7 +67,7 @@ def check_expect(tree: str, rows: List[Dict[str, Any]]) -> Tuple[List[Dict[str, 
     found: List[Dict[str, Any]] = []
     problems: List[str] = []
     for row in rows:
-        pattern = row.get("text") if row.get("text") is not None else row["regex"]
+        pattern = str(row["regex"] if row.get("text") is None else row["text"])
         wanted = row.get("present", True)
         try:
             lines = _lines(os.path.join(tree, row["file"]))
@@ -118,9 +118,10 @@ def _nearest(lines: List[str], pattern: str) -> str:
     return "\n    nearest: line %d: %s" % (candidates[close[0]], close[0]) if close else ""
 
 
-# Asks each finder in turn, as an import would, and imports nothing: the parent of a.b is looked up, not executed.
+# Asks each finder in turn, as an import would, and imports nothing: the parent of a.b is looked up, not
+# executed, and no module of the run's folder can get in here (sys is built in).
 _FIND = """
-import json, sys
+import sys
 path, found = None, None
 parts = sys.argv[1].split(".")
 for number in range(len(parts)):
@@ -134,15 +135,15 @@ for number in range(len(parts)):
         break
     path = found.submodule_search_locations
 places = [] if found is None else [found.origin] if found.origin else list(path or [])
-print("\\nDFLASH-FOUND " + json.dumps([name, places]))
+print("\\nDFLASH-FOUND " + ascii([name, places]))
 """
 
 
 def find_module(entry: str, tree: str, cwd: str, pythonpath: str = "") -> str:
     """The path from which a run in `cwd`, with the tree first on PYTHONPATH, would import `entry`.
 
-    Raises AgentError("verification") when that is not inside the tree: most often a folder of the same name in
-    `cwd`, which `python -m` puts before everything else.
+    Raises AgentError("verification") when that is not inside the tree: most often a folder of the same name
+    in `cwd`, which `python -m` puts before everything else.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env["PYTHONPATH"] = os.pathsep.join(part for part in (tree, pythonpath) if part)
@@ -167,7 +168,7 @@ def find_module(entry: str, tree: str, cwd: str, pythonpath: str = "") -> str:
         said = done.stderr.decode("utf-8", "replace").strip()[-500:]
         what = "%s could not look up %s (exit code %d): %s" % (sys.executable, entry, done.returncode, said)
         raise AgentError("verification", what)
-    name, places = json.loads(answer.group(1))
+    name, places = ast.literal_eval(answer.group(1).decode())
     if not places:
         raise AgentError("verification", "the run could not import %s: nothing is named %s" % (entry, name))
     origin = os.path.join(where, places[0])

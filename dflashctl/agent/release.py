@@ -111,6 +111,32 @@ def previous_release(code_root: str) -> Optional[str]:
     return None
 
 
+def append_history(code_root: str, line: Dict[str, Any]) -> None:
+    """One more switch. Raises OSError."""
+    data = json.dumps({"version": runfolder.VERSION, **line}).encode() + b"\n"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(os.path.join(code_root, "history.jsonl"), flags, 0o644)
+    try:
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def newest_first(code_root: str) -> List[str]:
+    """Releases by when each was last made current, else deployed; the latest first."""
+    times: Dict[str, float] = {}
+    for name in list_releases(code_root):
+        manifest = read_manifest(code_root, name).value or {}
+        at = manifest.get("deployed_at")
+        times[name] = float(at) if isinstance(at, (int, float)) else 0.0
+    for line in history(code_root):
+        which, at = line.get("release"), line.get("at")
+        if isinstance(which, str) and which in times and isinstance(at, (int, float)):
+            times[which] = max(times[which], float(at))
+    return sorted(times, key=lambda name: (-times[name], name))
+
+
 def pinned(state_dir: str) -> Dict[str, str]:
     """{release: run id} of runs that may still be alive: no exit.json, and recorded since this start of the
     container. A record that cannot be read pins nothing by name, so its text is looked at as it is."""

@@ -1,0 +1,291 @@
+"""Operations of a deploy, inside: what is here (release_facts), and prove, name and switch (install_release).
+
+    lock -> sweep -> build in .tmp-<id> -> verify every byte -> compile -> expect -> imports -> rename to
+    releases/<hash> -> switch `current` -> prune
+
+Until the rename of `current` nothing that a run could see has changed; whatever fails before it removes what
+it made. A process that is killed outright leaves only names that the next deploy sweeps.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from . import AgentError, ground, proofs, release, runfolder, tree
+from .deploylock import DeployLock, holder
+
+INCOMING_PATTERN_START = ".incoming-"
+STALE_INCOMING_S = 3600.0
+"""An archive is pushed before the lock is taken: only one that nobody wrote to for so long is litter."""
+
+Request = Dict[str, Any]
+
+
+def release_facts(request: Request, emit: Any) -> Dict[str, Any]:
+    """What a deploy must know before it decides what to send.
+
+    request: code_root, state_dir, want [sha256], prepare (create code_root; false for a dry run).
+    Answers have [sha256] (claimed by manifests of releases that are here), releases, current, previous,
+    pinned, python, python_version, free_bytes, free_inodes (null: no fixed number), lock.
+    Raises AgentError("verification") when nothing can be written there.
+    """
+    code_root = request["code_root"]
+    space = os.statvfs(ground.ready(code_root, create=bool(request.get("prepare"))))
+    return {
+        "python": sys.executable,
+        "python_version": platform.python_version(),
+        "free_bytes": space.f_bavail * space.f_frsize,
+        "free_inodes": space.f_favail if space.f_files else None,
+        "current": release.current_release(code_root),
+        "previous": release.previous_release(code_root),
+        "releases": [_summary(code_root, name) for name in release.list_releases(code_root)],
+        "pinned": release.pinned(request["state_dir"]),
+        "have": sorted(tree.holders_of(code_root, request.get("want", []))),
+        "lock": holder(code_root),
+    }
+
+
+def _summary(code_root: str, name: str) -> Dict[str, Any]:
+    loaded = release.read_manifest(code_root, name)
+    if loaded.value is None:
+        return {"release": name, "problem": loaded.problem or "has no manifest"}
+    kept = ("deployed_at", "deployed_by", "git", "recipe", "python")
+    return {
+        "release": name,
+        "files": len(loaded.value["files"]),
+        **{key: loaded.value.get(key) for key in kept},
+    }
+
+
+def discard_archive(request: Request, emit: Any) -> Dict[str, Any]:
+    """Remove an archive whose deploy was given up. request: code_root, id."""
+    path = incoming_path(request["code_root"], request["id"])
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return {"removed": False}
+    return {"removed": True}
+
+
+def incoming_path(code_root: str, deploy_id: str) -> str:
+    """Where the archive of a deploy lands."""
+    if not deploy_id.isalnum():
+        raise AgentError("usage", "not the id of a deploy: %r" % deploy_id)
+    return os.path.join(code_root, INCOMING_PATTERN_START + deploy_id + ".tar")
+
+
+def install_release(request: Request, emit: Any) -> Dict[str, Any]:
+    """Prove a release and make it current.
+
+    request: code_root, state_dir, id, release, files (the manifest), archive_size (null: none was sent),
+    keep, expect, entry|null, cwd, pythonpath, recipe, git, who, wait_s.
+    Answers {"missing": [sha256]} when contents are nowhere to be had (another deploy pruned them, or a file
+    of an older release was changed): send them and ask again. Otherwise the proofs: release, before,
+    verified, compiled, expect, imports, pruned, switched (false: it was current already), reused, warnings.
+    Raises AgentError("verification") with nothing switched and nothing left behind; ("locked").
+    """
+    code_root = request["code_root"]
+    archive = incoming_path(code_root, request["id"])
+    mask = os.umask(0o022)
+    try:
+        release.release_path(code_root, request["release"])
+        tree.check_entries(request["files"])
+        if release.release_hash(request["files"]) != request["release"]:
+            raise AgentError("usage", "the manifest does not have the hash %s" % request["release"])
+        what = "%s %s" % (request["recipe"], request["release"][:8])
+        with DeployLock(code_root, request["who"], what, float(request.get("wait_s") or 0)):
+            _sweep(code_root, keep=os.path.basename(archive))
+            return _install(request, emit, archive)
+    except OSError as error:
+        raise ground.explain(error, code_root) from error
+    finally:
+        os.umask(mask)
+        _unlink(archive)
+
+
+def _install(request: Request, emit: Any, archive: str) -> Dict[str, Any]:
+    code_root, name, files = request["code_root"], request["release"], request["files"]
+    final = release.release_path(code_root, name)
+    aside = os.path.join(release.releases_folder(code_root), ".tmp-" + request["id"])
+    _check_link(code_root)
+    damage = release.differences(final, files) if os.path.lexists(final) else None
+    if damage and name in release.pinned(request["state_dir"]):
+        raise AgentError(
+            "verification",
+            "release %s was changed in place and run %s uses it:\n  %s"
+            % (name[:8], release.pinned(request["state_dir"])[name], _shorten(damage)),
+            final,
+            "kill that run first; a release in use is never touched",
+        )
+    fresh = damage is None or bool(damage)
+    try:
+        if fresh:
+            emit({"phase": "unpacking"})
+            _check_archive(archive, request.get("archive_size"))
+            wanted = [entry["sha256"] for entry in files]
+            source = archive if request.get("archive_size") is not None else None
+            missing = tree.build(aside, files, source, tree.holders_of(code_root, wanted))
+            if missing:
+                return {"missing": missing}
+            emit({"phase": "verifying"})
+            wrong = release.differences(aside, files)
+            if wrong:
+                raise AgentError("verification", "the tree is not what was sent:\n  " + _shorten(wrong))
+        result = _prove(request, emit, aside if fresh else final)
+        emit({"phase": "switching"})
+        if getattr(emit, "gone", False):
+            raise AgentError("unreachable", "nobody waits for this deploy any more; nothing switched")
+        if fresh:
+            _name(request, aside, final, replace=damage is not None)
+        before = release.current_release(code_root)
+        result["switched"] = _switch(request, before)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    result.update(before=before, reused=not fresh, pruned=[], warnings=[])
+    try:
+        result["pruned"] = _prune(request)
+    except OSError as error:  # the new release is current: that is the news, and it stays
+        result["warnings"].append("old releases could not be removed: %s" % error)
+    return result
+
+
+def _check_archive(archive: str, size: Optional[int]) -> None:
+    """A push that says that it went well proves nothing."""
+    if size is None:
+        return
+    try:
+        arrived = os.lstat(archive).st_size
+    except FileNotFoundError:
+        raise AgentError("verification", "the archive did not arrive", archive, "deploy again") from None
+    if arrived != size:
+        what = "the archive arrived with %d of %d bytes" % (arrived, size)
+        raise AgentError("verification", what, archive, "look for a full disk, then deploy again")
+
+
+def _prove(request: Request, emit: Any, where: str) -> Dict[str, Any]:
+    """Compile, expected lines, import. Raises AgentError("verification") listing all failures of a kind."""
+    files = request["files"]
+    emit({"phase": "compiling"})
+    compiled, problems = proofs.compile_tree(where, files)
+    if problems:
+        what = "does not compile with %s %s:\n%s"
+        text = what % (sys.executable, platform.python_version(), _shorten(problems, "\n"))
+        raise AgentError("verification", text, request["recipe"])
+    emit({"phase": "proving"})
+    found, problems = proofs.check_expect(where, request.get("expect") or [])
+    if problems:
+        raise AgentError("verification", "expect:\n" + _shorten(problems, "\n"), request["recipe"])
+    origin = None
+    if request.get("entry"):
+        origin = proofs.find_module(
+            request["entry"], where, request.get("cwd") or "/", request.get("pythonpath") or ""
+        )
+        final = release.release_path(request["code_root"], request["release"])
+        relative = os.path.relpath(os.path.realpath(origin), os.path.realpath(where))
+        origin = os.path.normpath(os.path.join(final, relative))
+    return {
+        "release": request["release"],
+        "verified": len(files),
+        "compiled": compiled,
+        "python": sys.executable,
+        "python_version": platform.python_version(),
+        "expect": found,
+        "imports": origin,
+    }
+
+
+def _name(request: Request, aside: str, final: str, replace: bool) -> None:
+    """Give a proven tree its name. From here on it is immutable."""
+    body = {key: request.get(key) for key in ("release", "files", "git", "recipe")}
+    body.update(deployed_at=time.time(), deployed_by=request["who"], python=sys.executable)
+    runfolder.write_json(os.path.join(aside, release.MANIFEST), body)
+    if replace:
+        os.rename(final, os.path.join(os.path.dirname(final), ".old-" + request["id"]))
+    os.rename(aside, final)
+    runfolder.sync_folder(os.path.dirname(final))
+
+
+def _switch(request: Request, before: Optional[str]) -> bool:
+    """Point `current` at the release by one rename. False: it does already."""
+    code_root, name = request["code_root"], request["release"]
+    if before == name:
+        return False
+    note = {"at": time.time(), "release": name, "before": before, "by": request["who"]}
+    note.update(recipe=request["recipe"], git=request.get("git"))
+    # The line comes first: a full disk must stop the deploy before the switch, not after it. A line whose
+    # switch did not happen names a release that is not current, and readers look for the current one.
+    release.append_history(code_root, note)
+    aside = os.path.join(code_root, ".current-" + request["id"])
+    try:
+        os.symlink(os.path.join("releases", name), aside)
+        os.replace(aside, os.path.join(code_root, "current"))
+    finally:
+        _unlink(aside)
+    runfolder.sync_folder(code_root)
+    return True
+
+
+def _check_link(code_root: str) -> None:
+    link = os.path.join(code_root, "current")
+    if os.path.lexists(link) and not os.path.islink(link):
+        what = "%s is not a symbolic link, so it is not ours to replace" % link
+        raise AgentError("verification", what, next="move it away, or choose another code_root in hosts.yaml")
+
+
+def _prune(request: Request) -> List[str]:
+    """Remove the oldest releases beyond `keep`; never current, previous, or one that a live run uses."""
+    code_root = request["code_root"]
+    keep = {release.current_release(code_root), release.previous_release(code_root)}
+    keep |= set(release.pinned(request["state_dir"]))
+    gone: List[str] = []
+    by_age = release.newest_first(code_root)
+    for name in by_age[max(int(request["keep"]), 1) :]:
+        if name not in keep:
+            path = release.release_path(code_root, name)
+            aside = os.path.join(os.path.dirname(path), ".old-" + name)
+            os.rename(path, aside)  # it disappears at once; a crash below leaves no half release
+            shutil.rmtree(aside, ignore_errors=True)
+            gone.append(name)
+    _sweep_releases(code_root)
+    return gone
+
+
+def _sweep(code_root: str, keep: str) -> None:
+    """Remove what a deploy that was killed left behind. The lock is held, so nobody works on it."""
+    for entry in os.listdir(code_root):
+        path = os.path.join(code_root, entry)
+        if entry.startswith(".current-"):
+            _unlink(path)
+        elif entry.startswith(INCOMING_PATTERN_START) and entry != keep:
+            try:
+                if time.time() - os.lstat(path).st_mtime > STALE_INCOMING_S:
+                    os.unlink(path)
+            except FileNotFoundError:
+                pass
+    _sweep_releases(code_root)
+
+
+def _sweep_releases(code_root: str) -> None:
+    folder = release.releases_folder(code_root)
+    os.makedirs(folder, 0o755, exist_ok=True)
+    for entry in os.listdir(folder):
+        if entry.startswith((".tmp-", ".old-")):
+            shutil.rmtree(os.path.join(folder, entry), ignore_errors=True)
+
+
+def _shorten(lines: List[str], glue: str = "\n  ") -> str:
+    shown = lines[: proofs.MAX_SHOWN]
+    more = len(lines) - len(shown)
+    return glue.join(shown) + ("%s... and %d more" % (glue, more) if more else "")
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
