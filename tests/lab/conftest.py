@@ -1,0 +1,38 @@
+"""The lab for tests: one of its own for each pytest worker, gone when the worker ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflashctl.lab import lifecycle
+from dflashctl.lab.state import LabPaths, Record
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
+    """A lab that is up; DFLASHCTL_LAB_DIR names it for this process and for those that it starts.
+
+    `.endpoint` says how to reach it (user, key, known_hosts, port). A machine that refuses namespaces fails here,
+    with the reason: these tests are never skipped in silence.
+    """
+    before = os.environ.get("DFLASHCTL_LAB_DIR")
+    os.environ["DFLASHCTL_LAB_DIR"] = str(tmp_path_factory.mktemp("lab") / "state")
+    try:
+        yield lifecycle.up().record
+        lifecycle.down()
+    finally:
+        lifecycle.down()
+        if before is None:
+            del os.environ["DFLASHCTL_LAB_DIR"]
+        else:
+            os.environ["DFLASHCTL_LAB_DIR"] = before
+
+
+@pytest.fixture(scope="session")
+def lab_paths(lab: Record) -> LabPaths:
+    """The files of the `lab` fixture's lab: `.pct`, `.gpu`, `.workspace`, `.disk(200)`, `.log`."""
+    return LabPaths(Path(os.environ["DFLASHCTL_LAB_DIR"]))
