@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class AgentError(Exception):
-    """A failure that an operation foresees. `kind` is an ExitCode name in lower case ("not_found", "locked", ...);
+    """A failure that an operation foresees. `kind` is an ExitCode name in lower case ("not_found", "locked");
     the laptop raises the matching DflashError with the same what, where and next."""
 
     def __init__(self, kind: str, what: str, where: str = "", next: str = "") -> None:

@@ -1,0 +1,40 @@
+"""Options that several verbs share, as Annotated types: `def status(host: HostOption = None, ...)`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+
+def set_up_verbose(wanted: bool) -> bool:
+    """`-v`: every remote step, with its time, on stderr."""
+    if wanted:
+        from dflashctl.render.text import line
+
+        class Escaped(logging.Formatter):
+            def format(self, record: logging.LogRecord) -> str:
+                return line(super().format(record))
+
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(Escaped("%(relativeCreated)6d ms  %(message)s"))
+        logger = logging.getLogger("dflashctl")
+        logger.handlers = [handler]
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False
+    return wanted
+
+
+HostOption = Annotated[
+    str | None, typer.Option("--host", "-H", help="Host of hosts.yaml; several as a,b.", show_default=False)
+]
+RecipeOption = Annotated[
+    str | None, typer.Option("--recipe", "-r", help="Recipe's name or file.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show each remote step.", callback=set_up_verbose)
+]

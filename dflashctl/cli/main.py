@@ -1,0 +1,169 @@
+"""The frame of the command line: verbs by name, errors as messages, exit codes.
+
+A verb is a module of this package that exports `app: typer.Typer`. One `@app.command()` makes a single verb
+(`dflashctl deploy`); several make subcommands (`dflashctl lab up`). VERBS names each module with its line of
+help, and the module is imported only when its verb is used, so `dflashctl --help` loads none of them; a verb
+in turn imports what it needs inside its functions. Verbs raise DflashError, print on stdout what was asked
+for and on stderr everything else, and leave exit codes to this module (`raise typer.Exit(code)` where an
+outcome that is no error has one).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dflashctl import __version__
+from dflashctl.errors import DflashError, ExitCode
+
+VERBS: dict[str, str] = {
+    "deploy": "Ship the recipe's code and prove inside that it arrived",
+    "launch": "Start a tagged run in the background, once its GPUs are free",
+    "status": "Say what every run is doing, with the evidence",
+    "kill": "End a run with its whole family and prove its GPUs free",
+    "logs": "Show a run's log",
+    "runs": "List past and present runs and what was learnt",
+    "gpu": "Show the GPUs and who holds them",
+    "lab": "The embedded test host: up, down, status",
+    "host": "The machines of hosts.yaml: list, trust",
+    "recipe": "The recipes: list, show",
+    "schema": "JSON schemas of hosts.yaml and recipes, for editors",
+}
+
+COMPLETION_VARIABLE = "_DFLASHCTL_COMPLETE"
+
+
+class LazyGroup(TyperGroup):
+    """Lists verbs from VERBS; loads a verb's module when it is called (or completed)."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, (load_verb(name) if name in VERBS else command), rest
+
+
+def load_verb(name: str) -> Any:
+    """The real command behind a name of VERBS."""
+    app = importlib.import_module(f"dflashctl.cli.{name}").app
+    app.rich_markup_mode = None  # see build()
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
+
+
+def build() -> Any:
+    """The root command, with a stand-in for each verb that knows its name and line of help alone."""
+    app = typer.Typer(
+        cls=LazyGroup,
+        name="dflashctl",
+        help="Ship, launch, watch and kill training runs in a container on your own GPU box.",
+        no_args_is_help=True,
+        # Plain text: rich's help costs a third of the time budget, and brackets stay brackets.
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback()
+    def root(
+        version: Annotated[
+            bool,
+            typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+        ] = False,
+    ) -> None: ...
+
+    for name, line in VERBS.items():
+        app.command(name, help=line)(_stand_in)
+    return typer.main.get_command(app)
+
+
+def _stand_in() -> None: ...
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dflashctl {__version__}")
+        raise typer.Exit()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: run the command line and end the process with its exit code."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line; returns its exit code and lets no exception out but SystemExit."""
+    words = list(argv)
+    try:
+        code = _invoke(words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has seen enough. Python would complain again at exit.
+        _quiet(sys.stdout)
+        return ExitCode.OK
+    except DflashError as error:
+        _log(error, words)
+        _say(f"error: {error}")
+        return int(error.exit_code)
+    except Exception as error:
+        where = _log(error, words)
+        first_line = (str(error).splitlines() or [""])[0]
+        _say(f"a bug in dflashctl: {type(error).__name__}: {first_line} ({where})")
+        return ExitCode.BUG
+
+
+def _invoke(words: list[str]) -> int:
+    command = build()
+    if COMPLETION_VARIABLE in os.environ:
+        command.main(args=words, prog_name="dflashctl")
+    try:
+        with command.make_context("dflashctl", words) as context:
+            result = command.invoke(context)
+        return result if isinstance(result, int) and not isinstance(result, bool) else ExitCode.OK
+    except typer.Exit as done:
+        return done.exit_code
+    except typer.Abort as error:
+        raise KeyboardInterrupt from error
+    except _click_exception() as error:
+        error.show()
+        return ExitCode.USAGE
+
+
+def _click_exception() -> Any:
+    """typer's base of usage errors. Newer typers carry a click of their own, so it is found through
+    BadParameter."""
+    return next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
+def _say(message: str) -> None:
+    from dflashctl.render.text import block
+
+    try:
+        print(block(message), file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        _quiet(sys.stderr)
+
+
+def _quiet(stream: Any) -> None:
+    """Point a broken stream at /dev/null, so that nothing more can fail on it."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+    except (OSError, ValueError):
+        pass
+
+
+def _log(error: BaseException, words: Sequence[str]) -> str:
+    from dflashctl.cli.errorlog import record
+
+    return record(error, words)
