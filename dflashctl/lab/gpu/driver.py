@@ -89,8 +89,9 @@ class Driver:
         )
         holders, lingering = self._look(box)
         busy = who.utilization(holders) if needs_utilization(call.argv) and box.mode == "ok" else {}
+        numbers = {g.uuid: n for n, g in enumerate(seen)}
         listed = () if inside and box.container_apps == "hidden" else tuple(holders)
-        return answer(call.argv, View(box, seen, tuple(holders), listed, lingering, busy))
+        return answer(call.argv, View(box, seen, numbers, tuple(holders), listed, lingering, busy))
 
     def _reply(self, folder: Path, reply: Answer) -> None:
         path = folder / "answer"
@@ -161,7 +162,7 @@ class Driver:
         buffer = b""
         try:
             while not self.stopping.is_set():
-                if not select.select([control], [], [], 0.5)[0]:
+                if not select.select([control], [], [], 0.1)[0]:
                     continue
                 buffer += os.read(control, 65536)
                 *lines, buffer = buffer.split(b"\n")
@@ -174,8 +175,6 @@ class Driver:
 def serve(gpu_dir: Path) -> None:
     """Serve the box in gpu_dir until SIGTERM or SIGINT (main thread only)."""
     driver = Driver(gpu_dir)
-    for leftover in driver.calls.iterdir():
-        shutil.rmtree(leftover, ignore_errors=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: driver.stopping.set())
     driver.serve()

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from dflashctl.lab.gpu.holders import Holder
 from dflashctl.lab.gpu.state import Box, Gpu
 
+RESERVED_MIB = 616
+"""What the driver keeps for itself on an H200; part of neither used nor free memory."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -17,6 +20,8 @@ class View:
 
     box: Box
     gpus: tuple[Gpu, ...]
+    numbers: dict[str, int]
+    """GPU uuid -> the index that this caller sees: GPUs that it cannot open are not counted (as observed)."""
     holders: tuple[Holder, ...]
     """Everybody: their memory is in use, listed or not."""
     listed: tuple[Holder, ...]
@@ -32,6 +37,10 @@ class View:
         held = sum(h.mib for h in self.holders if h.index == gpu.index)
         used = gpu.idle_mib + gpu.leaked_mib + held + self.lingering_mib.get(gpu.index, 0)
         return min(used, gpu.memory_total_mib)
+
+    def free_mib(self, gpu: Gpu) -> int:
+        """What is left for a holder, the driver's own reserve taken off."""
+        return max(0, gpu.memory_total_mib - RESERVED_MIB - self.used_mib(gpu))
 
     def busy_pct(self, gpu: Gpu) -> int:
         """Utilisation in percent: forced by the state, else from the holders."""
@@ -61,14 +70,14 @@ def _fixed(text: str) -> Callable[[View, Gpu], str]:
 
 _GPU_ROWS: tuple[tuple[str, str, Callable[[View, Gpu], str], bool], ...] = (
     ("timestamp", "", _timestamp, False),
-    ("index", "", lambda v, g: str(g.index), False),
+    ("index", "", lambda v, g: str(v.numbers[g.uuid]), False),
     ("name", "", lambda v, g: g.name, False),
     ("uuid", "", lambda v, g: g.uuid, False),
-    ("serial", "", lambda v, g: f"16500250{g.index:05d}", False),
-    ("count", "", lambda v, g: str(len(v.box.gpus)), False),
+    ("serial", "", lambda v, g: f"16540240{g.index:05d}", False),
+    ("count", "", lambda v, g: str(len(v.numbers)), False),
     ("pci.bus_id", "", lambda v, g: g.bus, False),
     ("driver_version", "", lambda v, g: v.box.driver_version, False),
-    ("vbios_version", "", _fixed("96.00.CF.00.01"), False),
+    ("vbios_version", "", _fixed("96.00.A5.00.1A"), False),
     ("compute_cap", "", _fixed("9.0"), False),
     ("pstate", "", _fixed("P0"), True),
     ("persistence_mode", "", _fixed("Enabled"), False),
@@ -76,15 +85,15 @@ _GPU_ROWS: tuple[tuple[str, str, Callable[[View, Gpu], str], bool], ...] = (
     ("mig.mode.current", "", _fixed("Disabled"), False),
     ("fan.speed", "%", _fixed("[N/A]"), False),
     ("memory.total", "MiB", lambda v, g: str(g.memory_total_mib), False),
-    ("memory.reserved", "MiB", _fixed("612"), False),
+    ("memory.reserved", "MiB", lambda v, g: str(RESERVED_MIB), False),
     ("memory.used", "MiB", lambda v, g: str(v.used_mib(g)), False),
-    ("memory.free", "MiB", lambda v, g: str(g.memory_total_mib - v.used_mib(g)), False),
+    ("memory.free", "MiB", lambda v, g: str(v.free_mib(g)), False),
     ("utilization.gpu", "%", lambda v, g: str(v.busy_pct(g)), True),
     ("utilization.memory", "%", lambda v, g: str(v.busy_pct(g) // 2), True),
     ("temperature.gpu", "", lambda v, g: str(32 + v.busy_pct(g) // 3), True),
     ("power.draw", "W", lambda v, g: f"{77 + 6 * v.busy_pct(g):.2f}", True),
     ("power.limit", "W", _fixed("700.00"), True),
-    ("clocks.sm", "MHz", lambda v, g: "1980" if v.busy_pct(g) else "345", True),
+    ("clocks.current.sm", "MHz", lambda v, g: "1980" if v.busy_pct(g) else "345", True),
     ("pcie.link.gen.current", "", _fixed("5"), False),
     ("ecc.mode.current", "", _fixed("Enabled"), True),
     ("ecc.errors.corrected.volatile.total", "", _fixed("0"), True),
@@ -104,6 +113,7 @@ _GPU_ROWS: tuple[tuple[str, str, Callable[[View, Gpu], str], bool], ...] = (
 )
 GPU_FIELDS = {name: Field(name, unit, value, reset) for name, unit, value, reset in _GPU_ROWS}
 GPU_FIELDS |= {
+    "clocks.sm": GPU_FIELDS["clocks.current.sm"],
     "gpu_name": GPU_FIELDS["name"],
     "gpu_uuid": GPU_FIELDS["uuid"],
     "gpu_serial": GPU_FIELDS["serial"],

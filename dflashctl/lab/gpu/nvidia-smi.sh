@@ -30,7 +30,7 @@ if [ "$1" != --lab-inner ]; then
         done > "$call/nodes"
     readlink /proc/self/ns/pid > "$call/pidns"
     # Both waits have a deadline: opening the control fifo blocks while no driver reads it.
-    timeout 5 "$0" --lab-inner announce "${call##*/}" || {
+    timeout "${NVIDIA_LAB_DEADLINE_S:-5}" "$0" --lab-inner announce "${call##*/}" || {
         echo "nvidia-smi (simulated): nobody reads $lab/control: the GPU driver process is gone" >&2
         exit 97
     }

@@ -56,6 +56,8 @@ def setup(gpu_dir: Path, count: int = 8) -> Box:
         folder.chmod(0o755)
     # A container's root may be any uid of the host: it must be able to make its call's folder here.
     calls.chmod(0o1777)
+    for leftover in calls.iterdir():
+        shutil.rmtree(leftover, ignore_errors=True)
     for name in (*(f"nvidia{n}" for n in range(count)), *DEV_FILES_SHARED):
         path = dev / name
         path.touch()

@@ -22,8 +22,8 @@ MODE_AT = ("everywhere", "host", "container")
 """Who meets the mode: a container can lose its GPU access while the host's view is fine."""
 
 FAULTS = ("none", "missing", "reset", "lost", "handle")
-"""What one GPU may suffer: left out of every list; needs a reset (memory looks free); lost; handle
-unknown."""
+"""What one GPU may suffer: left out of every list, so that those after it move up one index (as observed);
+needs a reset (its memory looks free); lost; handle unknown."""
 
 
 @dataclass
@@ -60,13 +60,14 @@ class Box:
     driver_version: str = "580.159.04"
     library_version: str = "580.159"
     cuda_version: str = "13.0"
-    default_mib: int = 512
-    """What a holder takes that declares nothing: about a CUDA context."""
+    default_mib: int = 518
+    """What a holder takes that declares nothing: a bare CUDA context on an H200."""
     linger_s: float = 0.0
     """How long memory stays taken after its process died without closing the device."""
     answer_delay_s: float = 0.0
     container_apps: str = "host-pids"
-    """`host-pids`: a container sees the holders with the host's pids. `hidden`: it sees none."""
+    """`host-pids`: a container sees the holders with the host's pids. `hidden`: it sees none. Both have been
+    observed with driver 580."""
 
     def gpu(self, index: int) -> Gpu:
         """The GPU with this index; KeyError if there is none."""
