@@ -1,15 +1,15 @@
 """Start and stop a container of the lab: nested user, mount, pid, uts and ipc namespaces.
 
-`pct` calls this on the lab's host. A container is described by `<state>/ns/<vmid>.json` (layout.container_spec);
-while it runs, `<state>/ns/<vmid>.init` holds "pid start": its first process as the host sees it. When that process
-goes, the kernel ends all others of the container. Standard library only; works under `python -I -S`.
+`pct` calls this on the lab's host. A container is described by `<state>/ns/<vmid>.json`
+(layout.container_spec); while it runs, `<state>/ns/<vmid>.init` holds "pid start": its first process as the
+host sees it. When that process goes, the kernel ends all others of the container. Standard library only;
+works under `python -I -S`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 import time
@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from dflashctl.agent import proc
 from dflashctl.lab import ns, rootfs
+from dflashctl.lab.fds import wait_readable
 
 START_DEADLINE_S = 20.0
 KILL_DEADLINE_S = 10.0
@@ -28,14 +29,20 @@ _INIT_SIGNALS = {signal.SIGTERM, signal.SIGPWR, signal.SIGINT, signal.SIGCHLD}
 
 
 class ContainerError(RuntimeError):
-    """A container could not be started or stopped; the text says why."""
+    """A container could not be started or stopped; the text says why. `stage` and `errno` of a step that the
+    kernel refused, as in ns.StageError."""
+
+    def __init__(self, text: str, stage: str = "container", errno: int = 0) -> None:
+        super().__init__(text)
+        self.stage = stage
+        self.errno = errno
 
 
 def start(state_dir: Path | str, vmid: int) -> int:
     """Start the container and return its first process's pid, as the caller's pid namespace counts it.
 
-    To be called from a single-threaded process. Raises ContainerError when it runs already or cannot start; then
-    nothing of it is left running.
+    To be called from a single-threaded process. Raises ContainerError when it runs already or cannot start;
+    then nothing of it is left running.
     """
     state = Path(state_dir)
     if init_pid(state, vmid) is not None:
@@ -66,8 +73,8 @@ def start(state_dir: Path | str, vmid: int) -> int:
 
 
 def stop(state_dir: Path | str, vmid: int, timeout_s: float, *, force: bool = True) -> bool:
-    """Ask the container's first process to end, wait up to timeout_s, then kill (`force`). With timeout_s 0 it is
-    killed at once. Returns whether it is gone; ContainerError if it outlives SIGKILL."""
+    """Ask the container's first process to end, wait up to timeout_s, then kill (`force`). With timeout_s 0
+    it is killed at once. Returns whether it is gone; ContainerError if it outlives SIGKILL."""
     state = Path(state_dir)
     pid = init_pid(state, vmid)
     if pid is None:
@@ -132,7 +139,7 @@ def _middle(spec: dict[str, Any], report: int) -> NoReturn:
         _tell(report, {"pid": child})
         code = 0
     except BaseException as error:
-        _tell(report, {"error": str(error)})
+        _tell(report, _refusal(error))
     finally:
         os._exit(code)
     raise AssertionError("unreachable")
@@ -149,7 +156,7 @@ def _become_init(spec: dict[str, Any], report: int) -> NoReturn:
         python = spec["init_python"]
         os.execve(python, [python, "-I", "-S", INIT], {"PATH": "/sbin:/bin", "container": "lxc"})
     except BaseException as error:
-        _tell(report, {"error": str(error)})
+        _tell(report, _refusal(error))
     finally:
         os._exit(1)
     raise AssertionError("unreachable")
@@ -159,10 +166,15 @@ def _tell(fd: int, message: dict[str, Any]) -> None:
     os.write(fd, json.dumps(message).encode() + b"\n")
 
 
+def _refusal(error: BaseException) -> dict[str, Any]:
+    number = error.errno if isinstance(error, OSError) else None
+    return {"error": str(error), "stage": getattr(error, "stage", "container"), "errno": number or 0}
+
+
 def _read_until_closed(fd: int, deadline_s: float) -> bytes:
     end = time.monotonic() + deadline_s
-    parts = []
-    while select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
+    parts: list[bytes] = []
+    while wait_readable(fd, max(0.0, end - time.monotonic())):
         part = os.read(fd, 65536)
         if not part:
             return b"".join(parts)
@@ -189,7 +201,7 @@ def _start_ticks(pid: int) -> int | None:
 
 
 def _open_verified(state: Path, vmid: int, pid: int) -> int | None:
-    """A handle on exactly that process: opened first, identity checked after, so the pid cannot change hands."""
+    """A handle on exactly that process: opened first, checked after, so that the pid cannot change hands."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -201,13 +213,13 @@ def _open_verified(state: Path, vmid: int, pid: int) -> int | None:
 
 
 def _ended(handle: int, timeout_s: float) -> bool:
-    return bool(select.select([handle], [], [], timeout_s)[0])
+    return wait_readable(handle, timeout_s)
 
 
 def _write_atomically(path: Path, text: str) -> None:
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     aside.write_text(text)
-    os.replace(aside, path)
+    aside.replace(path)
 
 
 if __name__ == "__main__":

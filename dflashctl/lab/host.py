@@ -1,11 +1,12 @@
 """The lab's host: the program that `lab up` starts and that everything in the lab descends from.
 
-It enters new user, mount, pid, uts and ipc namespaces; its child there is pid 1, builds the host's view of the file
-system, starts the GPU driver, the ssh server and container 200, and takes in orphans. When pid 1 goes, by whatever
-way, the kernel ends all that it ever started.
+It enters new user, mount, pid, uts and ipc namespaces; its child there is pid 1, builds the host's view of
+the file system, starts the GPU driver, the ssh server and container 200, and takes in orphans. When pid 1
+goes, by whatever way, the kernel ends all that it ever started.
 
-stdin: one line of JSON (HostPlan), then a line `go` once the laptop has written down where the lab is; end of file
-instead of it means that `lab up` is gone, and ends the lab. stdout: JSON lines to `lab up`. stderr: the log.
+stdin: one line of JSON (HostPlan); then, once the laptop has written down where the lab is, a line `go`.
+End of file instead of it means that `lab up` is gone, and ends the lab. stdout: JSON lines to `lab up`.
+stderr: the log.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dflashctl.lab import container, keys, layout, ns, rootfs, sshd
+from dflashctl.lab.fds import read_line
 from dflashctl.lab.layout import HostPlan
 
 
 def main() -> int:
     """Stage 0, still outside: keys, the listening socket, the namespaces, pid 1."""
-    plan = HostPlan(**json.loads(_read_line(0)))
+    plan = HostPlan(**json.loads(read_line(0)))
     keys.make_keys(Path(plan.ssh_dir))
     service = sshd.load_service(Path(plan.ssh_dir), plan.home, plan.environment)
     listener = sshd.listen()
@@ -62,7 +64,8 @@ def _first_process(plan: HostPlan, service: sshd.Service, listener: socket.socke
         _log(traceback.format_exc())
         _tell(refusal(error))
     except container.ContainerError as error:
-        _tell({"stage": "container", "errno": 0, "error": str(error)})
+        _log(str(error))
+        _tell({"stage": error.stage, "errno": error.errno, "error": str(error)})
     except BaseException as error:
         _log(traceback.format_exc())
         _tell({"stage": "start", "errno": 0, "error": repr(error)})
@@ -82,7 +85,7 @@ def _run(service: sshd.Service, listener: socket.socket) -> int:
     listener.close()
     container.start(layout.PCT_STATE, layout.CONTAINER)
     _tell({"ready": True, "port": port})
-    if _read_line(0) != b"go\n":
+    if read_line(0) != b"go\n":
         _log("lab up went away before it was done")
         return 1
     null = os.open(os.devnull, os.O_RDWR)
@@ -100,7 +103,7 @@ def _run(service: sshd.Service, listener: socket.socket) -> int:
 
 def _reap() -> list[int]:
     """Take away every ended child, adopted ones too."""
-    gone = []
+    gone: list[int] = []
     try:
         while True:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -121,6 +124,7 @@ def _spawn(name: str, work: Callable[[], object]) -> int:
         os.dup2(null, 0)
         os.dup2(2, 1)
         ns.reset_signals()
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reader that goes away must not end a server
         ns.set_process_name(name)
         work()
     except BaseException:
@@ -140,17 +144,6 @@ def _tell(message: dict[str, Any]) -> None:
         os.write(1, json.dumps(message).encode() + b"\n")
     except BrokenPipeError:  # nobody listens any more; stdin will say so
         pass
-
-
-def _read_line(fd: int) -> bytes:
-    """One line, byte by byte: what follows belongs to a later reader."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(fd, 1)
-        if not byte:
-            break
-        line += byte
-    return line
 
 
 def _log(text: str) -> None:

@@ -1,8 +1,8 @@
 """The first process of a container: /sbin/init there. Takes in orphans; on SIGTERM, SIGPWR or SIGINT asks
 everybody to end, and ends when they have. container.start blocks these signals before it executes this file.
 
-A program of its own, so that a container's pid 1 carries nothing of the process that made it. It imports nothing
-of dflashctl: the container does not see the package.
+A program of its own, so that a container's pid 1 carries nothing of the process that made it. It imports
+nothing of dflashctl: the container does not see the package.
 """
 
 import os

@@ -22,4 +22,4 @@ def make_keys(ssh_dir: Path) -> None:
         aside = ssh_dir / f"{name}.tmp"
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(text)
-        os.replace(aside, private)
+        aside.replace(private)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dflashctl.lab.rootfs import Step, to_json
@@ -68,21 +68,21 @@ class HostPlan:
 
 def look_at_machine() -> Machine:
     """The one look at the file system that the plans need."""
-    names = (*MERGED, "sbin")
+    tops = {name: Path("/", name) for name in (*MERGED, "sbin")}
     shadowed = {
         program: tuple(
             f"{folder}/{program}"
             for folder in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
-            if os.path.isfile(f"{folder}/{program}")
+            if Path(folder, program).is_file()
         )
-        for program in ("nvidia-smi", "pct")
+        for program in ("nvidia-smi", "pct", "init")
     }
     return Machine(
-        links={n: os.readlink(f"/{n}") for n in names if os.path.islink(f"/{n}")},
-        folders=tuple(n for n in names if os.path.isdir(f"/{n}") and not os.path.islink(f"/{n}")),
-        extra=tuple(p for p in ("/nix", "/gnu") if os.path.isdir(p)),
+        links={name: str(path.readlink()) for name, path in tops.items() if path.is_symlink()},
+        folders=tuple(name for name, path in tops.items() if path.is_dir() and not path.is_symlink()),
+        extra=tuple(path for path in ("/nix", "/gnu") if Path(path).is_dir()),
         shadowed=shadowed,
-        has_etc=frozenset(n for n in ("hostname", "hosts") if os.path.isfile(f"/etc/{n}")),
+        has_etc=frozenset(name for name in ("hostname", "hosts") if Path("/etc", name).is_file()),
     )
 
 
@@ -101,7 +101,7 @@ def system_steps(machine: Machine) -> list[Step]:
         steps.append(Step("bind", "/opt/lab/sbin", "/sbin", read_only=True))
         steps.append(Step("links", "/sbin", "/opt/lab/sbin"))
     elif "sbin" in machine.links:
-        steps.append(Step("links", "/sbin", os.path.join("/", machine.links["sbin"])))
+        steps.append(Step("links", "/sbin", str(PurePosixPath("/", machine.links["sbin"]))))
     return steps
 
 
@@ -136,7 +136,9 @@ def common_steps(
     machine: Machine, python: Python, gpu_state: str, gpu_devices: Sequence[str], etc: str
 ) -> list[Step]:
     """What host and containers have alike. `etc` holds the machine's own hostname and hosts files."""
-    steps = [Step("dir", f"/{name}") for name in ("home", "mnt", "opt", "srv", "var/lib", "var/log", "sys")]
+    steps = [
+        Step("dir", f"/{name}") for name in ("", "home", "mnt", "opt", "srv", "var/lib", "var/log", "sys")
+    ]
     steps += [Step("dir", python.home, mode=0o700), Step("dir", "/root", mode=0o700)]
     steps += [Step("dir", f"/{name}", mode=0o1777) for name in ("tmp", "var/tmp")]
     steps += [Step("tmpfs", "/run"), Step("dir", "/run/lock/lxc")]
@@ -224,6 +226,19 @@ def pct_wrapper(interpreter: str, package_parent: str) -> str:
         "sys.exit(main(sys.argv[1:]))\n"
     )
     return f'#!/bin/sh\nexec {shlex.quote(interpreter)} -I -S -c {shlex.quote(code)} "$@"\n'
+
+
+def session_environment(home: str) -> dict[str, str]:
+    """What an ssh session on the lab's host starts with."""
+    shell = "/bin/bash" if Path("/bin/bash").exists() else "/bin/sh"
+    return {
+        "PATH": SEARCH_PATH,
+        "HOME": home,
+        "USER": "root",
+        "LOGNAME": "root",
+        "SHELL": shell,
+        "LANG": "C.UTF-8",
+    }
 
 
 def hosts_file(hostname: str) -> str:

@@ -1,5 +1,5 @@
-"""The few system calls that namespaces need, through ctypes: no util-linux at hand is assumed, and an error says
-which call failed. Standard library only; works under `python -I -S`."""
+"""The few system calls that namespaces need, through ctypes: no util-linux at hand is assumed, and an error
+says which call failed. Standard library only; works under `python -I -S`."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def make_read_only(target: str) -> None:
     """Make the mount at target, and every mount below it, read-only."""
 
     class MountAttr(ctypes.Structure):
-        _fields_ = [  # noqa: RUF012
+        _fields_ = [
             ("attr_set", ctypes.c_uint64),
             ("attr_clr", ctypes.c_uint64),
             ("propagation", ctypes.c_uint64),
@@ -129,7 +129,8 @@ def make_read_only(target: str) -> None:
 
 
 def mounts_below(mountinfo: str, target: str) -> list[tuple[str, list[str]]]:
-    """(mount point, options) of the mount at target and of those below it, from /proc/self/mountinfo's text."""
+    """(mount point, options) of the mount at target and of those below it, from /proc/self/mountinfo's
+    text."""
     found = []
     for line in mountinfo.splitlines():
         fields = line.split()
@@ -170,8 +171,8 @@ def set_process_name(name: str) -> None:
 def enter(flags: int = CONTAINER_FLAGS) -> None:
     """Move this process (one thread only) into new namespaces, as root of the new user namespace.
 
-    One user is mapped: root inside is the caller outside. New pid namespaces hold the children from now on, not
-    the caller. Raises StageError with stage `unshare`, `map` or `mount`.
+    One user is mapped: root inside is the caller outside. New pid namespaces hold the children from now on,
+    not the caller. Raises StageError with stage `unshare`, `map` or `mount`.
     """
     uid, gid = os.geteuid(), os.getegid()
     try:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 COVERED = ("/usr", "/etc", "/nix", "/gnu")
-"""Parts of the machine that the lab shows anyway (the last two where they exist: there, programs live in them)."""
+"""Parts of the machine that the lab shows anyway (the last two where they exist: there, programs live in
+them)."""
 
 HOMES = ("/root", "/home/ct", "/srv/home", "/opt/home")
 
@@ -50,7 +51,8 @@ def link_hops(path: str) -> list[str]:
 
 
 def folders_to_show(facts: PythonFacts, person_home: str | None = None) -> list[str]:
-    """The folders to bind, parents before children, each at the path where it is spelled and at its real one."""
+    """The folders to bind, parents before children, each at the path where it is spelled and at its real
+    one."""
     home = person_home or pwd.getpwuid(os.geteuid()).pw_dir
     wanted: list[str] = []
     for prefix in facts.prefixes:

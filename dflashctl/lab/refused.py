@@ -13,7 +13,9 @@ from typing import Any
 from dflashctl.errors import DflashError, Unreachable, UsageError
 
 NEVER = "nothing of the lab ever runs outside namespaces"
-ELSEWHERE = "a Linux virtual machine works, and so does a machine where you are root"
+ELSEWHERE = "use a Linux virtual machine, or another machine"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+MOVE = "make room, or set DFLASHCTL_LAB_DIR to a folder on another disk"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ def facts() -> Facts:
         apparmor_restricts=_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
         userns_clone=_number("/proc/sys/kernel/unprivileged_userns_clone"),
         max_user_namespaces=_number("/proc/sys/user/max_user_namespaces"),
-        in_container=any(os.path.exists(p) for p in ("/.dockerenv", "/run/.containerenv"))
+        in_container=any(Path(p).exists() for p in ("/.dockerenv", "/run/.containerenv"))
         or "container" in os.environ,
     )
 
@@ -50,7 +52,7 @@ def check_platform(platform: str = sys.platform) -> None:
         raise UsageError(
             f"the lab needs Linux: {name} has no namespaces, and {NEVER}",
             where="lab up",
-            next="run it in a Linux virtual machine (for example `limactl start`), or name a real host with -H",
+            next="run dflashctl in a Linux virtual machine, or name a real host with -H",
         )
 
 
@@ -58,7 +60,10 @@ def explain(told: Mapping[str, Any], log: Path, known: Facts | None = None) -> D
     """The error for what the host said (host.refusal) before it went."""
     if "error" not in told:
         return Unreachable("the lab's host ended at once", where=str(log), next="read that log")
-    reason = advice(str(told["stage"]), int(told["errno"] or 0), known or facts())
+    stage, number = str(told["stage"]), int(told["errno"] or 0)
+    if stage != "unshare" and number in NO_ROOM:
+        return UsageError(f"no room for the lab's files ({told['error']})", where=str(log.parent), next=MOVE)
+    reason = advice(stage, number, known or facts())
     if reason is None:
         return Unreachable(f"the lab cannot start: {told['error']}", where=str(log), next="read that log")
     why, helps = reason
@@ -84,8 +89,8 @@ def advice(stage: str, number: int, known: Facts) -> tuple[str, str] | None:
     if known.apparmor_restricts:
         return (
             "AppArmor takes away what a user namespace is for (the default since Ubuntu 23.10)",
-            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (until the next boot; for good, put the "
-            "line into /etc/sysctl.d/60-userns.conf), or run as root",
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (until the next boot; for good, "
+            "put that setting into /etc/sysctl.d/60-userns.conf), or run as root",
         )
     if known.in_container:
         return (

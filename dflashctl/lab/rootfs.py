@@ -1,8 +1,9 @@
-"""What a root file system of the lab consists of, as a list of steps (plain data), and the code that does them.
+"""What a root file system of the lab consists of, as a list of steps (plain data), and the code that does
+them.
 
-A plan is made once, on the laptop, without touching anything; it is stored as JSON and done by pid 1 of the new
-namespaces. The root is entered first and filled afterwards, so that a link left behind inside cannot lead a mount
-outside. Standard library only; works under `python -I -S`.
+A plan is made once, on the laptop, without touching anything; it is stored as JSON and done by pid 1 of the
+new namespaces. The root is entered first and filled afterwards, so that a link left behind inside cannot
+lead a mount outside. Standard library only; works under `python -I -S`.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def from_json(rows: Iterable[dict[str, Any]]) -> list[Step]:
 
 
 def build(root: str, steps: list[Step]) -> None:
-    """Enter `root` (a folder) as the file system's root and do the steps. To be called by pid 1 of new mount and
-    pid namespaces. Raises ns.StageError."""
+    """Enter `root` (a folder) as the file system's root and do the steps. To be called by pid 1 of new
+    mount and pid namespaces. Raises ns.StageError."""
     sources = {step.source: os.path.realpath(step.source) for step in steps if step.op == "bind"}
     try:
         os.makedirs(root + OLD_ROOT, exist_ok=True)

@@ -1,8 +1,9 @@
 """One command of an ssh session, run as sshd runs it.
 
-stdout and stderr are drained together; the channel stays open while anything holds them; the exit status (or the
-signal) is sent when the command ends; and when the client goes, the pipes are closed, so the command runs on and
-meets SIGPIPE at its next write. Memory is bounded by the channel's window: data is read only as fast as it leaves.
+stdout and stderr are drained together; the channel stays open while anything holds them; the exit status
+(or the signal) is sent when the command ends; and when the client goes, the pipes are closed, so the
+command runs on and meets SIGPIPE at its next write. Memory is bounded by the channel's window: data is read
+only as fast as it leaves.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import signal
 import struct
 import subprocess
@@ -18,9 +18,12 @@ import termios
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import paramiko
 from paramiko.common import cMSG_CHANNEL_REQUEST
+
+from dflashctl.lab.fds import ready, wait_writable
 
 CHUNK = 64 * 1024
 TICK_S = 0.2
@@ -49,7 +52,7 @@ def run_command(
     home: str,
     terminal: Terminal | None,
 ) -> None:
-    """Run `command` (None: a login shell) for the channel, to its end. To be called in a thread of its own."""
+    """Run `command` (None: a login shell) for the channel, to its end. To be called in its own thread."""
     shell = environment["SHELL"]
     argv = [shell, "-c", os.fsdecode(command)] if command is not None else [shell, "-l"]
     try:
@@ -99,7 +102,7 @@ def _with_terminal(
         window_size(master, terminal.columns, terminal.rows)
         # setsid(1) makes the terminal the controlling one; doing that between fork and exec is not safe here.
         process = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", *argv],
+            ["setsid", "--ctty", *argv],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -123,16 +126,15 @@ def _with_terminal(
 def _pump(
     channel: paramiko.Channel, process: subprocess.Popen[bytes], sinks: dict[int, Callable[[bytes], object]]
 ) -> None:
-    """Carry output to the client until all of it has come and the command has ended, or the client is gone."""
+    """Carry output to the client until all has come and the command has ended, or the client is gone."""
     ended = False
     while sinks or not ended:
-        ready = select.select(list(sinks), [], [], TICK_S if sinks else 0)[0]
         try:
-            for fd in ready:
+            for fd in ready(sinks, TICK_S) if sinks else ():
                 data = _read(fd)
                 if data:
                     sinks[fd](data)
-                else:
+                elif data is not None:
                     del sinks[fd]
             if channel.closed:
                 return
@@ -142,9 +144,12 @@ def _pump(
             return
 
 
-def _read(fd: int) -> bytes:
+def _read(fd: int) -> bytes | None:
+    """b"" at the end, None when there is nothing at this moment (a terminal is read without blocking)."""
     try:
         return os.read(fd, CHUNK)
+    except BlockingIOError:
+        return None
     except OSError:  # a terminal whose last user has closed it says EIO
         return b""
 
@@ -175,7 +180,8 @@ def _send_exit_signal(channel: paramiko.Channel, number: int) -> None:
     message.add_boolean(False)  # core dumped
     message.add_string("")
     message.add_string("")
-    channel.transport._send_user_message(message)  # type: ignore[attr-defined]
+    transport: Any = channel.transport  # paramiko can send an exit status only; this is how it sends that
+    transport._send_user_message(message)
 
 
 def _feed(channel: paramiko.Channel, fd: int) -> None:
@@ -206,7 +212,7 @@ def _write_all(channel: paramiko.Channel, fd: int, data: bytes) -> bool:
         try:
             rest = rest[os.write(fd, rest) :]
         except BlockingIOError:
-            select.select([], [fd], [], TICK_S)
+            wait_writable(fd, TICK_S)
             if channel.closed:
                 return False
         except OSError:

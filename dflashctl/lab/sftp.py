@@ -11,13 +11,14 @@ from typing import Any
 
 import paramiko
 from paramiko import SFTPAttributes, SFTPHandle, SFTPServer, SFTPServerInterface
+from paramiko.sftp import SFTP_FAILURE, SFTP_OK
 
 MAX_READ = 256 * 1024
 """What one read request gets at most (bytes), whatever it asks for: memory stays bounded."""
 
 
-def set_attributes(path: str | int, attributes: SFTPAttributes) -> None:
-    """Apply what the request names, on a path or an open descriptor."""
+def set_attributes(path: str | int, attributes: Any) -> None:
+    """Apply what the request (SFTPAttributes) names, on a path or an open descriptor."""
     flags = attributes._flags
     if flags & attributes.FLAG_SIZE:
         os.truncate(path, attributes.st_size or 0)
@@ -35,7 +36,7 @@ def status_of(action: Callable[[], Any]) -> int:
         action()
     except OSError as error:
         return SFTPServer.convert_errno(error.errno or 0)
-    return paramiko.SFTP_OK
+    return SFTP_OK
 
 
 class Handle(SFTPHandle):
@@ -57,7 +58,7 @@ class Handle(SFTPHandle):
         except OSError as error:
             return SFTPServer.convert_errno(error.errno or 0)
 
-    def write(self, offset: int, data: bytes) -> int:
+    def write(self, offset: int, data: Any) -> int:
         rest = memoryview(data)
         try:
             while rest:
@@ -65,7 +66,7 @@ class Handle(SFTPHandle):
                 rest, offset = rest[done:], offset + done
         except OSError as error:
             return SFTPServer.convert_errno(error.errno or 0)
-        return paramiko.SFTP_OK
+        return SFTP_OK
 
     def stat(self) -> SFTPAttributes | int:
         try:
@@ -127,7 +128,7 @@ class Files(SFTPServerInterface):
     def rename(self, oldpath: str, newpath: str) -> int:
         """As sftp's version 3 has it: never over an existing file."""
         if os.path.lexists(self._path(newpath)):
-            return paramiko.SFTP_FAILURE
+            return SFTP_FAILURE
         return self.posix_rename(oldpath, newpath)
 
     def posix_rename(self, oldpath: str, newpath: str) -> int:
@@ -157,6 +158,7 @@ class Subsystem(SFTPServer):
     """paramiko's sftp session, ended the way OpenSSH's scp wants it."""
 
     def finish_subsystem(self) -> None:
+        channel: Any = self.sock
         with contextlib.suppress(Exception):  # the client may be gone, which is as good an end
-            self.sock.send_exit_status(0)  # type: ignore[attr-defined]
+            channel.send_exit_status(0)
         super().finish_subsystem()

@@ -1,7 +1,7 @@
-"""The ssh server of the lab's host: loopback only, one user, one key; commands and sftp, a terminal for people.
+"""The ssh server of the lab's host: loopback only, one user, one key; commands, sftp, a terminal for people.
 
-It shows a client what a real sshd on a Proxmox host shows it (see session.py); what it leaves out is said plainly:
-no passwords, no forwarding, no other user.
+It shows a client what a real sshd on a Proxmox host shows it (see session.py); what it leaves out is said
+plainly: no passwords, no forwarding, no other user.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from functools import partial
 from pathlib import Path
 
 import paramiko
+from paramiko.common import (
+    AUTH_FAILED,
+    AUTH_SUCCESSFUL,
+    OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED,
+    OPEN_SUCCEEDED,
+)
 
 from dflashctl.lab import sftp
 from dflashctl.lab.session import Terminal, run_command, window_size
@@ -50,13 +56,13 @@ class Session(paramiko.ServerInterface):
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
         if username == USER and key == self._service.user_key:
-            return paramiko.AUTH_SUCCESSFUL
-        return paramiko.AUTH_FAILED
+            return AUTH_SUCCESSFUL
+        return AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
         if kind == "session":
-            return paramiko.OPEN_SUCCEEDED
-        return paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+            return OPEN_SUCCEEDED
+        return OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
     def check_channel_env_request(self, channel: paramiko.Channel, name: bytes, value: bytes) -> bool:
         text = name.decode("utf-8", "replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,8 @@ class LabPaths:
 
     @property
     def lock(self) -> Path:
-        """Held by `lab up` and `lab down` at work."""
-        return self.root / "lock"
+        """Held by `lab up` and `lab down` at work; it also marks the folder as a lab's."""
+        return self.root / "lab.lock"
 
     @property
     def log(self) -> Path:
@@ -62,6 +63,16 @@ class LabPaths:
     def node(self) -> Path:
         """/var/lib/lab on the host."""
         return self.root / "node"
+
+    @property
+    def bin(self) -> Path:
+        """Programs of the host."""
+        return self.node / "bin"
+
+    @property
+    def etc(self) -> Path:
+        """hostname and hosts of the host and the containers."""
+        return self.node / "etc"
 
     @property
     def pct(self) -> Path:
@@ -111,7 +122,12 @@ class Record:
     pid: int
     start: int  # clock ticks since boot
     boot_id: str
+    pid_namespace: int  # that `pid` counts in
     started_at: float  # seconds since the epoch
+
+    def is_elsewhere(self) -> bool:
+        """Whether `pid` means nothing here: same boot, another pid namespace."""
+        return proc.boot_id() == self.boot_id and proc.pid_namespace() != self.pid_namespace
 
     def alive(self) -> bool:
         """Whether exactly that process still runs: a pid that was given out again, or a reboot, is no lab."""
@@ -121,6 +137,7 @@ class Record:
             and not found.dead
             and found.start == self.start
             and proc.boot_id() == self.boot_id
+            and not self.is_elsewhere()
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -138,16 +155,31 @@ def read_record(paths: LabPaths) -> Record | None:
         return None
 
 
+def answers(endpoint: LabEndpoint, deadline_s: float) -> bool:
+    """Whether an ssh server greets us at the endpoint."""
+    try:
+        with socket.create_connection((endpoint.host, endpoint.port), timeout=deadline_s) as connection:
+            return connection.recv(4, socket.MSG_WAITALL) == b"SSH-"
+    except OSError:
+        return False
+
+
+def live_record() -> Record | None:
+    """The record of the lab that is up, if one is."""
+    record = read_record(LabPaths(lab_dir()))
+    return record if record is not None and record.alive() else None
+
+
 def load_endpoint() -> LabEndpoint:
     """How to reach the lab that is up. Raises Unreachable when none is."""
-    record = read_record(LabPaths(lab_dir()))
-    if record is None or not record.alive():
+    record = live_record()
+    if record is None:
         raise Unreachable("the lab is not up", next="dflashctl lab up")
     return record.endpoint
 
 
-def python_of_the_lab() -> layout.Python:
-    """The machine's Python as the lab will show it. Raises UsageError when no home is left for root."""
+def python_of_this_program() -> layout.Python:
+    """The running Python as a lab shows it. Raises UsageError when no home is left for root."""
     facts = python_view.gather()
     folders = python_view.folders_to_show(facts)
     try:
@@ -158,23 +190,29 @@ def python_of_the_lab() -> layout.Python:
 
 
 def environment_of_runs(python: layout.Python) -> dict[str, str]:
-    """What programs in the container get beside PATH, HOME and LANG: the hook that opens GPUs as CUDA would."""
+    """What programs in the container get beside PATH, HOME and LANG: the hook that opens GPUs as CUDA
+    would."""
     env = {"PYTHONPATH": layout.HOOK}
     return env if python.user_base is None else env | {"PYTHONUSERBASE": python.user_base}
 
 
 def lab_defaults() -> dict[str, Any]:
-    """The fields of a Host with engine `lab`, the lab being up or not."""
-    python = python_of_the_lab()
+    """The fields of a Host with engine `lab`: of the lab that is up, else of one that `lab up` would make."""
+    record = live_record()
+    if record is not None:
+        python, home, env = record.endpoint.python, record.endpoint.home, dict(record.endpoint.env)
+    else:
+        mine = python_of_this_program()
+        python, home, env = mine.executable, mine.home, environment_of_runs(mine)
     return {
         "container": layout.CONTAINER,
-        "python": python.executable,
-        "home": python.home,
+        "python": python,
+        "home": home,
         "path": layout.SEARCH_PATH,
         "code_root": CODE_ROOT,
         "workdir": WORKDIR,
         "log_dir": WORKDIR,
         "state_dir": STATE_DIR,
         "gpus": {"expect": layout.GPU_COUNT},
-        "env": environment_of_runs(python),
+        "env": env,
     }

@@ -16,8 +16,8 @@ from dflashctl.lab.state import LabPaths, Record
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
     """A lab that is up; DFLASHCTL_LAB_DIR names it for this process and for those that it starts.
 
-    `.endpoint` says how to reach it (user, key, known_hosts, port). A machine that refuses namespaces fails here,
-    with the reason: these tests are never skipped in silence.
+    `.endpoint` says how to reach it (user, key, known_hosts, port). A machine that refuses namespaces fails
+    here, with the reason: these tests are never skipped in silence.
     """
     before = os.environ.get("DFLASHCTL_LAB_DIR")
     os.environ["DFLASHCTL_LAB_DIR"] = str(tmp_path_factory.mktemp("lab") / "state")
