@@ -11,8 +11,8 @@ import os
 import re
 from typing import Any, Dict, List, Optional, Pattern, Tuple
 
-HEAD_BYTES = 4 * 2**20
-TAIL_BYTES = 12 * 2**20
+HEAD_BYTES = 1 * 2**20
+TAIL_BYTES = 4 * 2**20
 COUNT_BYTES = 512 * 2**20
 """Newlines are counted in at most so much of the skipped part; beyond, later line numbers are unknown."""
 OPEN_BYTES = 64 * 2**10

@@ -1,0 +1,68 @@
+"""The words of a verdict and the thresholds behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal[
+    "queued", "starting", "compiling", "running", "slow", "wedged", "frozen",
+    "finished", "failed", "killed", "cancelled", "lost", "unknown",
+]  # fmt: skip
+Confidence = Literal["high", "medium", "low"]
+
+ENDED: frozenset[State] = frozenset({"finished", "failed", "killed", "cancelled", "lost"})
+BAD: frozenset[State] = frozenset({"failed", "wedged", "lost"})
+"""What `status --check` reports with exit code 7."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Thresholds. A step is late in multiples of its usual time *and* in seconds: both must be passed.
+
+    The weaker the other signs, the longer the patience. `strong` signs are dead threads and a known fatal
+    line in the log; `weak` ones an exception (it may have been handled), a full queue (its consumer may only
+    be slow), no CPU time at all.
+    """
+
+    slow_factor: float = 3.0
+    slow_min_s: float = 10.0
+    strong_factor: float = 5.0
+    strong_min_s: float = 15.0
+    weak_factor: float = 10.0
+    weak_min_s: float = 60.0
+    alone_factor: float = 20.0
+    alone_min_s: float = 120.0
+    starved_patience: float = 5.0
+    """An empty input queue explains a pause: so many times the patience."""
+    heartbeat_deadline_s: float = 60.0
+    """Where the heartbeat names none."""
+    long_phase_s: float = 1800.0
+    """Loading or compiling that takes longer is `slow`, though it beats."""
+    idle_cpu_share: float = 0.02
+    """Less CPU time than this share of the sample is none."""
+    quiet_s: float = 60.0
+    """Without a heartbeat: a log written to more recently needs no other proof."""
+    quiet_slow_s: float = 300.0
+    quiet_wedged_s: float = 1800.0
+    fresh_s: float = 10.0
+    """Without a heartbeat: so long a silent program is `starting`."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A state with its reasons. `for_s`: how long it has been so; None when nobody can tell."""
+
+    state: State
+    confidence: Confidence
+    evidence: tuple[str, ...]
+    next: tuple[str, ...] = ()
+    for_s: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def bad(self) -> bool:
+        return self.state in BAD
