@@ -83,7 +83,7 @@ def install_release(request: Request, emit: Any) -> Dict[str, Any]:
     """Prove a release and make it current.
 
     request: code_root, state_dir, id, release, files (the manifest), archive_size (null: none was sent),
-    keep, expect, entry|null, cwd, pythonpath, recipe, git, who, wait_s.
+    keep, expect, entry|null, pythonpath, recipe, git, who, wait_s.
     Answers {"missing": [sha256]} when contents are nowhere to be had (another deploy pruned them, or a file
     of an older release was changed): send them and ask again. Otherwise the proofs: release, before,
     verified, compiled, expect, imports, pruned, switched (false: it was current already), reused, warnings.
@@ -182,9 +182,7 @@ def _prove(request: Request, emit: Any, where: str) -> Dict[str, Any]:
         raise AgentError("verification", "expect:\n" + _shorten(problems, "\n"), request["recipe"])
     origin = None
     if request.get("entry"):
-        origin = proofs.find_module(
-            request["entry"], where, request.get("cwd") or "/", request.get("pythonpath") or ""
-        )
+        origin = proofs.find_module(request["entry"], where, request.get("pythonpath") or "")
         final = release.release_path(request["code_root"], request["release"])
         relative = os.path.relpath(os.path.realpath(origin), os.path.realpath(where))
         origin = os.path.normpath(os.path.join(final, relative))
@@ -195,6 +193,7 @@ def _prove(request: Request, emit: Any, where: str) -> Dict[str, Any]:
         "python": sys.executable,
         "python_version": platform.python_version(),
         "expect": found,
+        "entry": request.get("entry"),
         "imports": origin,
     }
 

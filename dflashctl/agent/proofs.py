@@ -139,21 +139,20 @@ print("\\nDFLASH-FOUND " + ascii([name, places]))
 """
 
 
-def find_module(entry: str, tree: str, cwd: str, pythonpath: str = "") -> str:
-    """The path from which a run in `cwd`, with the tree first on PYTHONPATH, would import `entry`.
+def find_module(entry: str, tree: str, pythonpath: str = "") -> str:
+    """The path from which a run, which starts in the tree with it first on PYTHONPATH, would import `entry`.
 
-    Raises AgentError("verification") when that is not inside the tree: most often a folder of the same name
-    in `cwd`, which `python -m` puts before everything else.
+    Raises AgentError("verification") when that is not inside the tree: the recipe leaves the package out, so
+    that Python finds an installed one of the same name, or it is built in.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env["PYTHONPATH"] = os.pathsep.join(part for part in (tree, pythonpath) if part)
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["CUDA_VISIBLE_DEVICES"] = ""  # whatever the interpreter loads at its start must not touch a GPU
-    where = cwd if os.path.isdir(cwd) else "/"
     try:
         done = subprocess.run(
             [sys.executable, "-c", _FIND, entry],
-            cwd=where,
+            cwd=tree,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -171,11 +170,9 @@ def find_module(entry: str, tree: str, cwd: str, pythonpath: str = "") -> str:
     name, places = ast.literal_eval(answer.group(1).decode())
     if not places:
         raise AgentError("verification", "the run could not import %s: nothing is named %s" % (entry, name))
-    origin = os.path.join(where, places[0])
+    origin = os.path.join(tree, places[0])
     if not inside(origin, tree):
-        hint = ""
-        if inside(origin, where):
-            hint = "rename or remove it there: Python looks in the run's folder first"
+        hint = "include the files of %s in deploy.include; its folder must be at the top" % entry
         what = "the run would import %s from %s, not from the release" % (entry, origin)
         raise AgentError("verification", what, next=hint)
     return origin

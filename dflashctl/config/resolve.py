@@ -92,11 +92,10 @@ def load_recipe(name_or_path: str | None, hosts: HostsFile, start: Path | None =
         if not path.is_file():
             raise NotFound(f"no recipe file {wanted}", next="give the name of a recipe, or an existing file")
         return read_recipe(path.absolute())
+    known = find_recipes(hosts, start or Path.cwd())
+    if wanted in known:
+        return _read_named(known[wanted])
     folders = recipe_folders(hosts, start or Path.cwd())
-    for folder in folders:
-        if (folder / f"{wanted}.yaml").is_file():
-            return _read_named(folder / f"{wanted}.yaml")
-    known = recipe_names(folders)
     close = nearest(wanted, known)
     hint = f"did you mean '{close}'? " if close else ""
     looked = ", ".join(str(folder) for folder in folders) or "no recipes/ folder here or above"
@@ -112,9 +111,14 @@ def recipe_folders(hosts: HostsFile, start: Path) -> list[Path]:
     return [folder / "recipes" for folder in dict.fromkeys(candidates) if (folder / "recipes").is_dir()]
 
 
-def recipe_names(folders: list[Path]) -> list[str]:
-    """Names of the recipes in these folders."""
-    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+def find_recipes(hosts: HostsFile, start: Path) -> dict[str, Path]:
+    """{name: file} of the recipes that can be named, sorted; the nearest folder wins."""
+    found: dict[str, Path] = {}
+    for folder in recipe_folders(hosts, start):
+        for path in folder.glob("*.yaml"):
+            if path.is_file():
+                found.setdefault(path.stem, path)
+    return dict(sorted(found.items()))
 
 
 def _read_named(path: Path) -> Recipe:
@@ -142,10 +146,11 @@ def read_recipe(path: Path) -> Recipe:
 
 def _variant_problems(document: Document, name: str, over: dict[str, Any]) -> list[Problem]:
     prefix = ("variants", name)
-    for key in ("version", "name", "variants"):
+    for key in ("version", "name", "variants", "deploy"):
         if key in over:
             loc = (*prefix, key)
-            return [(document.position(loc), f"{key_path(loc)}: a variant cannot change {key!r}", "")]
+            why = "deploy knows no tag; write another recipe" if key == "deploy" else ""
+            return [(document.position(loc), f"{key_path(loc)}: a variant cannot change {key!r}", why)]
     written = {key: value for key, value in document.data.items() if key != "variants"}
     merged = merge(written, over)
     try:

@@ -1,0 +1,292 @@
+"""A recipe's files as one consistent snapshot: what would travel, with the hash of every content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pathspec
+
+from dflashctl.agent.release import (
+    FILE,
+    FOLDER,
+    LINK,
+    MANIFEST,
+    PROGRAM,
+    parents,
+    release_hash,
+    sha256_of_text,
+)
+from dflashctl.config.recipe import Deploy
+from dflashctl.errors import UsageError, VerificationFailed
+from dflashctl.runs.gitfacts import GitFacts, read_git
+from dflashctl.runs.globs import matches, may_match_below, names_literally, secret_reason, unfit_name
+
+KEEP_FILE_BYTES = 1 << 20
+KEEP_ALL_BYTES = 64 << 20
+"""Contents up to these sizes stay in memory; a larger one is read and hashed once more when it is packed."""
+
+ATTEMPTS = 3
+NEVER = ("__pycache__", ".git", ".hg", ".svn")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One entry of the manifest and where its content is. `link` is set for a symbolic link."""
+
+    path: str
+    sha256: str
+    mode: str
+    size: int
+    link: str | None = None
+    content: bytes | None = field(default=None, repr=False, compare=False)
+
+    def entry(self) -> dict[str, object]:
+        """Its row in the manifest (dflashctl/agent/release.py)."""
+        row: dict[str, object] = {
+            "path": self.path,
+            "sha256": self.sha256,
+            "mode": self.mode,
+            "size": self.size,
+        }
+        return row | ({"link": self.link} if self.link is not None else {})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All files of a deploy as they were at one moment."""
+
+    root: Path
+    files: tuple[SourceFile, ...]
+    git: GitFacts | None
+
+    @property
+    def release(self) -> str:
+        return release_hash(self.manifest())
+
+    def manifest(self) -> list[dict[str, object]]:
+        return [file.entry() for file in self.files]
+
+    def python_files(self) -> list[SourceFile]:
+        return [file for file in self.files if file.path.endswith(".py") and file.mode in (FILE, PROGRAM)]
+
+    def read(self, file: SourceFile) -> bytes:
+        """The content of one (small) file, proven to be what was hashed."""
+        if file.content is not None:
+            return file.content
+        data = (self.root / file.path).read_bytes()
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise changed_while_read(file.path)
+        return data
+
+
+def changed_while_read(path: str) -> VerificationFailed:
+    return VerificationFailed(
+        f"{path} changed while it was being read; nothing was sent", next="let it settle, then deploy again"
+    )
+
+
+def take_snapshot(deploy: Deploy, project_root: Path) -> Snapshot:
+    """Read the files of a recipe once.
+
+    Raises UsageError (a pattern without files, a name or link that cannot travel, a file that looks like a
+    secret), VerificationFailed when files keep changing while they are read.
+    """
+    root = (project_root / deploy.root).resolve()
+    if not root.is_dir():
+        raise UsageError(f"no such folder: {root}", where="deploy.root")
+    git = read_git(root)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return Snapshot(root, _read_all(deploy, root, git), git)
+        except VerificationFailed:
+            if attempt == ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _read_all(deploy: Deploy, root: Path, git: GitFacts | None) -> tuple[SourceFile, ...]:
+    chosen = select(deploy, root, git.tracked if git else frozenset())
+    files: list[SourceFile] = []
+    stamps: dict[str, tuple[int, ...]] = {}
+    kept = 0
+    for path in chosen:
+        file, stamp = _read_one(root, path, keep=kept < KEEP_ALL_BYTES)
+        kept += len(file.content or b"")
+        files.append(file)
+        stamps[path] = stamp
+    for path in chosen:  # the set must be of one moment, not only each file of its own
+        if _stamp(root / path) != stamps[path]:
+            raise changed_while_read(path)
+    _check_secrets(deploy, root, files)
+    _check_links(files)
+    return tuple(files)
+
+
+def select(deploy: Deploy, root: Path, tracked: frozenset[str] = frozenset()) -> list[str]:
+    """Paths (with `/`) that travel, sorted: included, not excluded, and not ignored by git, unless git tracks
+    them or the recipe names them in full."""
+    chosen: list[str] = []
+    unused = set(deploy.include)
+    ignored: dict[str, str] = {}
+    for path, skipped in Walk(deploy, root, tracked):
+        hits = [pattern for pattern in deploy.include if matches(path, [pattern])]
+        if not hits or matches(path, deploy.exclude):
+            continue
+        if skipped and not names_literally(path, deploy.include):
+            ignored.update(dict.fromkeys(hits, path))
+            continue
+        problem = unfit_name(path)
+        if problem or path == MANIFEST:
+            reason = problem or "dflashctl keeps its manifest under this name"
+            raise UsageError(f"{path!a} cannot travel: {reason}", next="rename it, or exclude it")
+        chosen.append(path)
+        unused.difference_update(hits)
+    if unused:
+        pattern = next(each for each in deploy.include if each in unused)
+        why = f" that git does not ignore (such as {ignored[pattern]})" if pattern in ignored else ""
+        raise UsageError(
+            f"deploy.include: {pattern!r} matches no file{why} below {root}", next="correct it, or remove it"
+        )
+    return sorted(chosen)
+
+
+class Walk:
+    """Iterates over (path, ignored by git) of files, links and empty folders that a pattern may mean. An
+    ignored folder comes as one path, unless it holds something that travels all the same."""
+
+    def __init__(self, deploy: Deploy, root: Path, tracked: frozenset[str]) -> None:
+        self._include = deploy.include
+        self._root = root
+        self._tracked = tracked
+        wanted = {pattern.removeprefix("./") for pattern in deploy.include} | tracked
+        self._open_anyway = {parent for path in wanted for parent in parents(path)}
+
+    def __iter__(self) -> Iterator[tuple[str, bool]]:
+        yield from self._folder(self._root, "", _ignores_above(self._root), False)
+
+    def _folder(
+        self, folder: Path, prefix: str, ignores: Ignores, inherited: bool
+    ) -> Iterator[tuple[str, bool]]:
+        ignores = ignores + _ignore_file(folder)
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        if not entries and prefix:
+            yield prefix.rstrip("/"), inherited
+        for entry in entries:
+            path = prefix + entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if entry.name in NEVER or (entry.name.endswith((".pyc", ".pyo")) and not is_folder):
+                continue
+            ignored = inherited or _ignored(ignores, f"{folder}/{entry.name}" + ("/" if is_folder else ""))
+            if not is_folder:
+                yield path, ignored and path not in self._tracked
+            elif ignored and path not in self._open_anyway:
+                yield path, True
+            elif may_match_below(path, self._include):
+                yield from self._folder(Path(entry.path), path + "/", ignores, ignored)
+
+
+Ignores = list[tuple[str, pathspec.GitIgnoreSpec]]
+"""(folder that the patterns are relative to, as an absolute path with a trailing slash, patterns)."""
+
+
+def _ignores_above(root: Path) -> Ignores:
+    """.gitignore files from the top of the repository down to root's parent; none outside a repository."""
+    top = next((up for up in (root, *root.parents) if (up / ".git").exists()), root)
+    between = [up for up in reversed(root.parents) if up == top or top in up.parents]
+    return [found for up in between for found in _ignore_file(up)]
+
+
+def _ignore_file(folder: Path) -> Ignores:
+    try:
+        lines = (folder / ".gitignore").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    return [(f"{folder}/", pathspec.GitIgnoreSpec.from_lines(lines))]
+
+
+def _ignored(ignores: Ignores, absolute: str) -> bool:
+    """git's rule: the deepest .gitignore that has a word on the path decides."""
+    for base, spec in reversed(ignores):
+        verdict = spec.check_file(absolute.removeprefix(base)).include
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        info = path.lstat()
+    except OSError:
+        return ()
+    return (info.st_size, info.st_mtime_ns, info.st_ino, info.st_mode)
+
+
+def _read_one(root: Path, path: str, *, keep: bool) -> tuple[SourceFile, tuple[int, ...]]:
+    full = root / path
+    stamp = _stamp(full)
+    if not stamp:
+        raise changed_while_read(path)
+    kind = stamp[3]
+    if stat.S_ISLNK(kind):
+        target = str(full.readlink())
+        size = len(os.fsencode(target))
+        return SourceFile(path, sha256_of_text(target), LINK, size, link=target), stamp
+    if stat.S_ISDIR(kind):
+        return SourceFile(path, hashlib.sha256(b"").hexdigest(), FOLDER, 0), stamp
+    if not stat.S_ISREG(kind):
+        raise UsageError(f"{path} is neither a file nor a link, so it cannot travel", next="exclude it")
+    digest = hashlib.sha256()
+    content: bytes | None = None
+    try:
+        with full.open("rb") as file:
+            if keep and stamp[0] <= KEEP_FILE_BYTES:
+                content = file.read()
+                digest.update(content)
+                size = len(content)
+            else:
+                size = 0
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+                    size += len(chunk)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", next="exclude it, or mend it") from error
+    if size != stamp[0] or _stamp(full) != stamp:
+        raise changed_while_read(path)
+    mode = PROGRAM if kind & stat.S_IXUSR else FILE
+    return SourceFile(path, digest.hexdigest(), mode, size, content=content), stamp
+
+
+def _check_secrets(deploy: Deploy, root: Path, files: list[SourceFile]) -> None:
+    for file in files:
+        if file.mode not in (FILE, PROGRAM) or names_literally(file.path, deploy.include):
+            continue
+        reason = secret_reason(file.path, file.content or b"")
+        if reason:
+            raise UsageError(
+                f"{file.path} looks like a secret ({reason}) and stays here",
+                next=f"exclude it; if it must travel, name it in full in deploy.include: {file.path}",
+            )
+
+
+def _check_links(files: list[SourceFile]) -> None:
+    """A link must lead to something that travels too; otherwise it would be broken, or leave the tree."""
+    there = {file.path for file in files}
+    there |= {parent for path in there for parent in parents(path)}
+    for file in files:
+        if file.link is None:
+            continue
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(file.path), file.link))
+        if file.link.startswith("/") or target == ".." or target.startswith("../"):
+            what = f"{file.path} is a link that leaves the tree (to {file.link})"
+            raise UsageError(what, next="exclude it, or copy the file")
+        if target not in there and target != ".":
+            raise UsageError(
+                f"{file.path} is a link to {file.link}, which is not deployed", next=f"include {target} too"
+            )
