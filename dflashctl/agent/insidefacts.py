@@ -23,7 +23,7 @@ def inside_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
 
     Answers {"at", "boot_id", "init_start", "pidns", "uid", "release": hash|null, "release_info": its git,
     deployed_at and by, "baselines": {uuid: {"memory_mib", "learnt_at"}}, "problems", "runs": [{"id", "tag",
-    "recipe", "created_at", "live", "gpus", "log", "leader", "family": [member]}] (those that are not over)}.
+    "recipe", "created_at", "live", "gpus", "log", "grace_s", "leader", "family": [member]}] (not over yet)}.
     A member is {"pid", "start", "nspid": innermost pid, "pidns", "state"}; the supervisor is among them.
     """
     state_dir = str(request["state_dir"])
@@ -51,6 +51,7 @@ def inside_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
                 "live": top is not None,
                 "gpus": body.get("gpus") or [],
                 "log": body.get("log"),
+                "grace_s": body.get("grace_s"),
                 "leader": (run.supervisor().value or {}).get("leader"),
                 "family": [_member(one) for one in family + ([top] if top else [])],
             }

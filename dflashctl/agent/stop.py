@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from . import AgentError, proc
 from .ending import exit_body
-from .runfolder import RunFolder, folder_of
+from .runfolder import RunFolder, list_runs
 from .signals import send_signal
 from .spawn import find_supervisor
 
@@ -87,19 +87,14 @@ class Stop:
 
 
 def stop(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
-    """End the run request["id"] of request["state_dir"]. Also: who, reason, grace_s|null (the recipe's).
+    """End the run request["name"] (an id, or a tag: its newest run) of request["state_dir"]. Also: who,
+    reason, grace_s|null (the recipe's).
 
     Answers {"outcome": "killed" | "already_ended" | "survivors", "id", "tag", "gpus", "seconds", "signalled",
     "survivors" [processes], "zombies" [processes], "problems", "exit"}. Raises AgentError: not_found, locked.
     """
-    try:
-        run = folder_of(str(request["state_dir"]), str(request["id"]))
-    except ValueError as error:
-        raise AgentError("usage", str(error)) from None
-    record = run.record()
-    if record.value is None and not os.path.isdir(run.path):
-        raise AgentError("not_found", "no run %s" % run.id)
-    body = record.value or {}
+    run = find_run(str(request["state_dir"]), str(request["name"]))
+    body = run.record().value or {}
     grace_s = request.get("grace_s")
     attempt = Stop(run, float(body.get("grace_s", 15.0) if grace_s is None else grace_s), emit)
     began = time.monotonic()
@@ -114,6 +109,14 @@ def stop(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         if not survivors:
             _last_word(attempt, body, request)
     return _answer(attempt, body, "survivors" if survivors else "killed", began, survivors)
+
+
+def find_run(state_dir: str, name: str) -> RunFolder:
+    """By id, else the newest with that tag. Raises AgentError (not_found)."""
+    for run in list_runs(state_dir):
+        if name in (run.id, (run.record().value or {}).get("tag")):
+            return run
+    raise AgentError("not_found", "no run with the tag or id %s" % name, state_dir, "dflashctl runs")
 
 
 @contextmanager

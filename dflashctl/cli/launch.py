@@ -1,0 +1,154 @@
+"""`dflashctl launch --tag T`: facts, the GPUs' idle gate, one start, its record."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, RecipeOption, VerboseOption
+
+if TYPE_CHECKING:
+    from dflashctl.cli.eachhost import Outcome
+    from dflashctl.config import ResolvedRecipe
+    from dflashctl.config.hosts import Host
+    from dflashctl.gpus.choose import Wish
+    from dflashctl.gpus.facts import Facts
+    from dflashctl.gpus.idle import Gpu
+    from dflashctl.remote.engine import Engine
+    from dflashctl.runs.launch import LaunchPlan
+
+app = typer.Typer()
+
+TagOption = Annotated[
+    str, typer.Option("--tag", "-t", help="Names the experiment; the recipe's variant of that name applies.")
+]
+GpusOption = Annotated[
+    str | None,
+    typer.Option("--gpus", help="3 (any three idle), 5,6,7, 0-4, 5, (one), UUIDs, none.", show_default=False),
+]
+BusyOption = Annotated[bool, typer.Option("--allow-busy", help="Take GPUs that others hold, too.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code 7 if the run failed.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="A note for the record.", show_default=False)]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    gpus: Wish
+    allow_busy: bool
+    wait: bool
+    reason: str
+    dry_run: bool
+    json: bool
+
+
+@app.command()
+def launch(
+    tag: TagOption,
+    recipe: RecipeOption = None,
+    host: HostOption = None,
+    gpus: GpusOption = None,
+    allow_busy: BusyOption = False,
+    wait: WaitOption = False,
+    reason: ReasonOption = "",
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Start a tagged run in the background, once its GPUs are free."""
+    import os
+
+    from dflashctl.cli.eachhost import each_host
+    from dflashctl.config import load_hosts, load_recipe, resolve
+    from dflashctl.gpus.choose import wish_of
+    from dflashctl.remote.factory import open_engine
+    from dflashctl.runs.launch import collect_secrets
+
+    hosts = load_hosts()
+    resolved = resolve(load_recipe(recipe, hosts), tag)
+    secrets = collect_secrets(resolved.launch.secrets, os.environ)
+    wishes = Wishes(wish_of(resolved.launch.gpus, gpus), allow_busy, wait, reason, dry_run, json)
+
+    def one(machine: Host) -> Outcome:
+        with open_engine(machine) as engine:
+            return _launch(engine, resolved, secrets, wishes)
+
+    each_host(hosts.hosts(host), one, json=json, schema="dflashctl.launch/1")
+
+
+def _launch(engine: Engine, recipe: ResolvedRecipe, secrets: dict[str, str], wishes: Wishes) -> Outcome:
+    from dflashctl.agent.runfolder import new_id
+    from dflashctl.cli.eachhost import Outcome
+    from dflashctl.cli.launchtext import show_answer, show_plan
+    from dflashctl.gpus.facts import read_facts
+    from dflashctl.runs import launching
+    from dflashctl.runs.launch import check_before, plan_launch
+    from dflashctl.runs.person import person
+
+    began = time.monotonic()
+    facts = read_facts(engine, samples=1 if wishes.gpus.none else engine.host.gpus.idle.samples)
+    check_before(engine.host, recipe, facts.inside)
+    plan = plan_launch(
+        engine.host,
+        recipe,
+        run_id=new_id(),
+        inside=facts.inside,
+        gpus=_choose(facts, wishes),
+        created_by=person(),
+        allow_busy=wishes.allow_busy,
+        reason=wishes.reason,
+    )
+    if wishes.dry_run:
+        return Outcome(show_plan(plan, quiet=wishes.json))
+    try:
+        answer = launching.start(engine, plan, secrets)
+    except KeyboardInterrupt:
+        _warn(f"run {plan.run_id} may have been started: dflashctl status {recipe.tag}")
+        raise
+    outcome = show_answer(plan, answer, seconds=time.monotonic() - began, quiet=wishes.json)
+    if wishes.wait and outcome.error is None and answer["exit"] is None:
+        return _wait(engine, plan, outcome.document, wishes)
+    return outcome
+
+
+def _wait(engine: Engine, plan: LaunchPlan, document: dict[str, Any], wishes: Wishes) -> Outcome:
+    from dflashctl.cli.eachhost import Outcome
+    from dflashctl.cli.launchtext import show_end
+    from dflashctl.runs import launching
+
+    try:
+        end = launching.wait(engine, plan.state_dir, plan.run_id)
+    except KeyboardInterrupt:
+        tag = plan.record["tag"]
+        _warn(f"the run goes on: dflashctl status {tag} · dflashctl kill {tag}")
+        raise
+    return Outcome({**document, "exit": end.exit}, show_end(plan, end, quiet=wishes.json))
+
+
+def _choose(facts: Facts, wishes: Wishes) -> tuple[Gpu, ...]:
+    """The GPUs; a refusal shows the table first."""
+    import sys
+
+    from dflashctl.cli.gputable import print_gpus
+    from dflashctl.errors import GpusBusy
+    from dflashctl.gpus.choose import choose
+
+    try:
+        chosen = choose(facts.box, wishes.gpus, allow_busy=wishes.allow_busy)
+    except GpusBusy:
+        print_gpus(facts.box, sys.stderr)
+        raise
+    for warning in facts.box.warnings if chosen else ():
+        _warn(f"warning: {warning}")
+    for gpu in chosen:
+        if gpu.busy:
+            _warn(f"warning: GPU {gpu.index} is taken although it is not idle: {gpu.busy}")
+    return chosen
+
+
+def _warn(text: str) -> None:
+    from dflashctl.render.table import warn
+
+    warn(text)

@@ -1,0 +1,107 @@
+"""What `launch` prints: the plan, the started record, the end."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Any
+
+from dflashctl.cli.eachhost import Outcome
+from dflashctl.errors import RunBad
+from dflashctl.render.table import say
+from dflashctl.render.text import duration
+from dflashctl.runs.ending import end_words, failed
+from dflashctl.runs.launch import LaunchPlan
+from dflashctl.runs.launching import End
+
+
+def show_plan(plan: LaunchPlan, *, quiet: bool) -> dict[str, Any]:
+    """--dry-run: what would be done. Returns the JSON document."""
+    record = plan.record
+    if not quiet:
+        _rows(
+            plan,
+            {
+                "would run": shlex.join(record["command"]),
+                "in": record["cwd"],
+                "GPUs": plan.gpu_words,
+                "environment": " ".join(sorted(record["env"])),
+                "secrets": " ".join(record["secrets"]) or "-",
+                "release": release_words(plan),
+                "log": record["log"],
+            },
+        )
+        say("nothing was started (--dry-run)")
+    return {**summary(plan), "dry_run": True, "command": record["command"], "env": record["env"]}
+
+
+def show_answer(plan: LaunchPlan, answer: dict[str, Any], *, seconds: float, quiet: bool) -> Outcome:
+    """The started record. The outcome has an error when it did not start, or has failed already."""
+    tag = plan.record["tag"]
+    pid = (answer["leader"] or {}).get("pid")
+    document = {
+        **summary(plan),
+        "outcome": answer["outcome"],
+        "pid": pid,
+        "log": answer["log"],
+        "rotated": answer["rotated"],
+        "exit": answer["exit"],
+        "seconds": round(seconds, 3),
+    }
+    if answer["outcome"] == "failed":
+        what = f"{tag} did not start: {answer['why']}"
+        return Outcome(document, RunBad(what, where=plan.host, next="correct it and launch again"))
+    if answer["outcome"] == "starting":
+        what = f"{tag} was asked to start, but its supervisor has not said a word yet"
+        return Outcome(document, RunBad(what, where=plan.host, next=f"dflashctl status {tag}"))
+    if not quiet:
+        rows = {"run": plan.run_id, "pid": f"{pid} (inside)", "GPUs": plan.gpu_words}
+        rows["release"] = release_words(plan)
+        rows["log"] = answer["log"]
+        if answer["rotated"]:
+            rows["old log"] = answer["rotated"]
+        _rows(plan, rows)
+        say(f"launched in {duration(seconds)}")
+    if answer["exit"] is not None:
+        end = End(answer["exit"], None, answer["log_tail"])
+        return Outcome(document, show_end(plan, end, quiet=quiet))
+    if not quiet:
+        say(f"next: dflashctl status {tag} · dflashctl logs {tag} -f")
+    return Outcome(document)
+
+
+def show_end(plan: LaunchPlan, end: End, *, quiet: bool) -> RunBad | None:
+    """How it ended: an error, after the log's last lines, unless it ended well."""
+    tag = plan.record["tag"]
+    words = end.problem or end_words(end.exit or {})
+    if not failed(end.exit):
+        if not quiet:
+            say(f"{tag} finished: {words}")
+        return None
+    if end.log_tail:
+        say(end.log_tail, file=sys.stderr)
+    return RunBad(f"{tag} {words}", where=plan.host, next=f"dflashctl logs {tag}")
+
+
+def release_words(plan: LaunchPlan) -> str:
+    """`7f3a91c2 (git 1c9e4d, dirty)`."""
+    release, git = plan.record["release"], plan.record["git"] or {}
+    if not release:
+        return f"none: runs in {plan.record['cwd']}"
+    commit = str(git.get("commit") or "")[:7]
+    dirty = ", with changes" if git.get("dirty") else ""
+    return f"{release[:8]} (git {commit}{dirty})" if commit else release[:8]
+
+
+def summary(plan: LaunchPlan) -> dict[str, Any]:
+    record = plan.record
+    kept = ("tag", "recipe", "variant", "release", "git", "gpus", "log")
+    return {"host": plan.host, "run": plan.run_id, **{key: record[key] for key in kept}}
+
+
+def _rows(plan: LaunchPlan, rows: dict[str, str]) -> None:
+    record = plan.record
+    variant = f" · variant {record['variant']}" if record["variant"] else ""
+    say(f"{plan.host} · {record['recipe']} · tag {record['tag']}{variant}")
+    for name, value in rows.items():
+        say(f"  {name:<13}{value}")

@@ -1,0 +1,41 @@
+"""exit.json in words. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from dflashctl.render.text import duration
+
+
+def failed(ended: Mapping[str, Any] | None) -> bool:
+    """Anything but an end of its own with code 0."""
+    return not (ended is not None and ended.get("cause") == "exited" and ended.get("code") == 0)
+
+
+def end_words(ended: Mapping[str, Any]) -> str:
+    """`failed after 3.1 s: exit code 1`, `was killed by ada@laptop (too slow) after 2m03s`."""
+    wall_s = ended.get("wall_s")
+    after = f" after {duration(wall_s)}" if isinstance(wall_s, (int, float)) else ""
+    cause = ended.get("cause")
+    if cause == "killed":
+        by = ended.get("killed_by") or {}
+        reason = f" ({by['reason']})" if by.get("reason") else ""
+        return f"was killed by {by.get('who') or 'somebody'}{reason}{after}"
+    if cause == "spawn_failed":
+        return f"did not start: {ended.get('why') or 'no reason given'}"
+    if cause == "signalled":
+        oom = ": out of memory" if ended.get("oom") else ""
+        return f"died of {signal_name(ended.get('signal'))}{after}{oom}"
+    oom = ", out of memory" if ended.get("oom") else ""
+    word = "exit code 0" if ended.get("code") == 0 else f"failed: exit code {ended.get('code')}"
+    return f"{word}{after}{oom}"
+
+
+def signal_name(number: Any) -> str:
+    """SIGKILL for 9; `signal 64` for what has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
