@@ -251,6 +251,14 @@ def failed_to_start(run: RunFolder, why: str) -> None:
         pass
 
 
+def remove_if_empty(path: str) -> None:
+    try:
+        if os.path.getsize(path) == 0:
+            os.unlink(path)
+    except OSError:
+        pass
+
+
 def main(run_dir: str) -> int:
     """`python3 -I supervisor.pyz supervise RUN_DIR`. Returns 0 when the run was supervised to its end."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -271,4 +279,5 @@ def main(run_dir: str) -> int:
     tell({"started": supervisor.leader})
     supervisor.watch()
     write_exit(run, supervisor.exit())
+    remove_if_empty(run.file("supervisor.err"))
     return 0
