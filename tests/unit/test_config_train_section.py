@@ -1,0 +1,48 @@
+"""The trainer's own section is checked by the trainer that travels, and only for recipes that run it.
+
+Run: python -m pytest tests/unit/test_config_train_section.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflashctl.config.resolve import read_recipe
+from dflashctl.config.train_section import check_train
+from dflashctl.errors import UsageError
+
+PROJECT = Path(__file__).parents[2]
+DEMO = (PROJECT / "recipes" / "demo.yaml").read_text()
+
+
+def test_another_programs_train_section_is_its_own_affair(tmp_path: Path) -> None:
+    text = "version: 1\nname: x\nlaunch: {command: [python, -m, mine]}\ntrain: {anything: goes}\n"
+    path = tmp_path / "recipes" / "x.yaml"
+    path.parent.mkdir()
+    path.write_text(text)
+    assert read_recipe(path).train == {"anything": "goes"}
+
+
+def test_without_a_trainer_in_the_project_nobody_judges(tmp_path: Path) -> None:
+    assert check_train({"no": "such key"}, tmp_path) == []
+
+
+def test_a_broken_trainer_is_left_to_deploy_to_show(tmp_path: Path) -> None:
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "config.py").write_text("def broken(:\n")
+    assert check_train({"no": "such key"}, tmp_path) == []
+
+
+def test_the_projects_trainer_names_the_key_and_the_recipe_its_line(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "trainer").symlink_to(PROJECT / "trainer")
+    path = tmp_path / "recipes" / "demo.yaml"
+    head = DEMO.partition("\ntrain:")[0]
+    path.write_text(f"{head}\ntrain:\n  target: {{path: x}}\n  drafter: {{blok_size: 8}}\n")
+    line = len(path.read_text().splitlines())
+    with pytest.raises(UsageError) as caught:
+        read_recipe(path)
+    assert caught.value.where.endswith(f"demo.yaml:{line}:13")
+    assert "train.drafter.blok_size" in caught.value.what
