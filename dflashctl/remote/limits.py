@@ -40,3 +40,13 @@ def check_argv(argv: Sequence[str], *, ascii_only: bool = False) -> None:
                 " `pct exec` would change it on the way",
                 next="pass such data on stdin",
             )
+
+
+def check_length(command: str) -> None:
+    """The command string is one argument of the login shell (`sh -c STRING`). Raises UsageError."""
+    length = len(command.encode("utf-8"))
+    if length > MAX_ARGUMENT_BYTES:
+        raise UsageError(
+            f"the command line has {length:,} bytes; ssh can carry {MAX_ARGUMENT_BYTES:,}",
+            next="pass large data on stdin",
+        )

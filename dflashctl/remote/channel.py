@@ -1,0 +1,143 @@
+"""One command over one ssh channel: stdin fed, both output streams drained together, a deadline on
+everything."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import paramiko
+
+CHUNK = 1 << 16
+QUIET_AFTER_EXIT_S = 1.0
+"""A command that has ended may have left a child that holds its output open; that child is not waited for."""
+
+TICK_S = 1.0
+"""How often a wait looks whether the connection still lives."""
+
+
+class CallTimeout(Exception):
+    """The deadline passed; the command may still be running."""
+
+
+class ChannelLost(Exception):
+    """The channel or the connection ended without an exit status."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What came out of a command. exit_status is None when a signal ended it (the server then names no
+    code)."""
+
+    exit_status: int | None
+    stdout: bytes
+    stderr: bytes
+
+
+def execute(
+    channel: paramiko.Channel,
+    command: str,
+    *,
+    stdin: bytes,
+    deadline: float,
+    on_stdout: Callable[[bytes], None] | None = None,
+    alive: Callable[[], None] = lambda: None,
+) -> Finished:
+    """Run `command` on a fresh channel to its end; the channel is closed afterwards, whatever happens.
+
+    `deadline` counts in time.monotonic(); `on_stdout` and `alive` are called in this thread whenever data
+    comes. Raises CallTimeout or ChannelLost.
+    """
+    # exec_command waits for the server's consent without a time limit of its own.
+    timer = threading.Timer(max(deadline - time.monotonic(), 0), channel.close)
+    timer.daemon = True
+    timer.start()
+    try:
+        channel.exec_command(command)
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        if time.monotonic() >= deadline:
+            raise CallTimeout from error
+        raise ChannelLost(str(error) or "the server refused to run a command") from error
+    finally:
+        timer.cancel()
+    try:
+        threading.Thread(target=_feed, args=(channel, stdin), name="ssh-stdin", daemon=True).start()
+        return _drain(channel, deadline, on_stdout, alive)
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise ChannelLost(str(error)) from error
+    finally:
+        channel.close()
+
+
+def _feed(channel: paramiko.Channel, stdin: bytes) -> None:
+    """Send all of stdin, then its end. A command that does not want it is no error."""
+    view = memoryview(stdin)
+    try:
+        while view:
+            sent = channel.send(view[:CHUNK].tobytes())
+            if sent == 0:
+                return  # closed
+            view = view[sent:]
+    except (OSError, EOFError):
+        pass
+    finally:
+        try:
+            channel.shutdown_write()
+        except (OSError, EOFError):
+            pass
+
+
+def _drain(
+    channel: paramiko.Channel,
+    deadline: float,
+    on_stdout: Callable[[bytes], None] | None,
+    alive: Callable[[], None],
+) -> Finished:
+    out, err = bytearray(), bytearray()
+    poller = select.poll()
+    poller.register(channel.fileno(), select.POLLIN)
+    quiet_since = time.monotonic()
+    while True:
+        # Asked before reading: what came before the end is then certain to be read.
+        ended = channel.eof_received or channel.closed
+        moved = False
+        if channel.recv_ready():
+            data = channel.recv(CHUNK)
+            out += data
+            moved = True
+            if on_stdout is not None and data:
+                on_stdout(data)
+        if channel.recv_stderr_ready():
+            err += channel.recv_stderr(CHUNK)
+            moved = True
+        now = time.monotonic()
+        if moved:
+            quiet_since = now
+            alive()
+            if now >= deadline:
+                raise CallTimeout
+            continue
+        if ended or (channel.exit_status_ready() and now - quiet_since >= QUIET_AFTER_EXIT_S):
+            break
+        if now >= deadline:
+            raise CallTimeout
+        poller.poll(max(min(deadline - now, TICK_S), 0.001) * 1000)
+    return Finished(_exit_status(channel, deadline), bytes(out), bytes(err))
+
+
+def _exit_status(channel: paramiko.Channel, deadline: float) -> int | None:
+    while not channel.exit_status_ready():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise CallTimeout
+        channel.status_event.wait(min(left, TICK_S))
+    status = channel.recv_exit_status()
+    if status >= 0:
+        return status
+    transport = channel.get_transport()
+    if transport is None or not transport.is_active():
+        raise ChannelLost("the connection ended before the command did")
+    return None
