@@ -163,9 +163,11 @@ def log_facts(
     return answer
 
 
-def family_facts(run: RunFolder, before: proc.Table, after: proc.Table) -> Dict[str, Any]:
+def family_facts(
+    run: RunFolder, before: proc.Table, after: proc.Table, tagged: Dict[str, List[int]]
+) -> Dict[str, Any]:
     """The processes of the run: state, wait channel, CPU seconds in the sample, memory, threads by name."""
-    members = run.family(after)
+    members = run.family(after, tagged)
     shown = sorted(members, key=lambda process: process.rss_bytes, reverse=True)[:PROCESSES_SHOWN]
     return {
         "count": len(members),

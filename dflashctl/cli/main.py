@@ -29,6 +29,7 @@ VERBS: dict[str, str] = {
     "kill": "End a run with its whole family and prove its GPUs free",
     "logs": "Show a run's log",
     "runs": "List past and present runs and what was learnt",
+    "explain": "Look for known failures in a run's log, and say what helps",
     "gpu": "Show the GPUs and who holds them",
     "lab": "The embedded test host: up, down, status",
     "host": "The machines of hosts.yaml: list, trust",

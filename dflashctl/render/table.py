@@ -118,3 +118,15 @@ def say(value: object = "", style: str = "", file: TextIO | None = None) -> None
 def warn(value: object) -> None:
     """A line on stderr."""
     say(value, "yellow", sys.stderr)
+
+
+def pairs(rows: Iterable[tuple[str, object]]) -> Table:
+    """Names and values, indented, without a header."""
+    from rich.table import Table
+
+    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    made.add_column(no_wrap=True, style="dim")
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        made.add_row(f"  {name}" if name else "", cell(value))
+    return made

@@ -123,7 +123,8 @@ def read_steps(metrics: Mapping[str, Any], beat: Mapping[str, Any], now: Mapping
 def read_log(log: Mapping[str, Any], now: Mapping[str, Any]) -> Log | None:
     if not log:
         return None
-    hits = [_hit(mapping(hit), name) for name, hit in mapping(log.get("known")).items()]
+    rows = known.by_name()
+    hits = [_hit(mapping(hit), name) for name, hit in mapping(log.get("known")).items() if name in rows]
     first = mapping(log.get("first_exception"))
     return Log(
         path=text(log.get("path")),

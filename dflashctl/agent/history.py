@@ -1,0 +1,74 @@
+"""Operation `list_runs`: what was run, how it ended, what was learnt.
+
+Request: state_dir; limit (of the list, newest first); tag (only those); or `one`: true with tag | id for
+everything about a single run.
+
+Answer of a list: {"now", "runs": [facts], "total", "damaged": [{"id", "problem"}]}.
+Of one: {"now", "runs": [facts], "detail": {"record" (whole), "summary", "root_cause", "events", "exit"}}.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List
+
+from . import proc, runfacts
+from .pick import one_run
+from .runfolder import RunFolder
+from .runfolder import list_runs as all_runs
+
+LIMIT = 1000
+SUMMARY_KEYS = ("headline", "lossless", "best_acceptance_length")
+
+
+def list_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
+    """See the module's text."""
+    processes = proc.table()
+    if request.get("one"):
+        run = one_run(request)
+        return {"now": runfacts.now(), "runs": [_facts(run, processes)], "detail": detail(run)}
+    everything = all_runs(str(request["state_dir"]))
+    limit = int(request.get("limit") or LIMIT)
+    wanted = request.get("tag")
+    runs: List[Dict[str, Any]] = []
+    damaged: List[Dict[str, Any]] = []
+    for run in everything:
+        if len(runs) >= limit:
+            break
+        facts = _facts(run, processes)
+        if facts["record"] is None or facts["problems"]:
+            damaged += [{"id": run.id, "problem": each} for each in facts["problems"] or ["no record.json"]]
+        if wanted is not None and (facts["record"] or {}).get("tag") != wanted:
+            continue
+        summary = facts["summary"]
+        facts["summary"] = {key: summary.get(key) for key in SUMMARY_KEYS} if summary else None
+        runs.append(facts)
+    return {"now": runfacts.now(), "runs": runs, "total": len(everything), "damaged": damaged}
+
+
+def _facts(run: RunFolder, processes: proc.Table) -> Dict[str, Any]:
+    """As `observe`, without waiting and without reading the log: a list of a thousand runs must be quick."""
+    facts = runfacts.folder_facts(run, processes)
+    record = facts["record"] or {}
+    if facts["exit"] is None and facts["supervisor_alive"]:
+        facts.update(runfacts.progress_facts(run))
+        facts["family"] = runfacts.family_facts(run, processes, processes, proc.tagged(processes))
+    path = run.log_path(record)
+    try:
+        status = os.stat(path)
+        facts["log"] = {"path": path, "exists": True, "size": status.st_size, "mtime": status.st_mtime}
+    except OSError:
+        facts["log"] = {"path": path, "exists": False}
+    return facts
+
+
+def detail(run: RunFolder) -> Dict[str, Any]:
+    """Everything that the folder says, unabridged."""
+    return {
+        "record": run.record().value,
+        "summary": run.read("summary.json").value,
+        "root_cause": run.read("root_cause.json").value,
+        "exit": run.exit().value,
+        "events": run.events()[-500:],
+        "folder": run.path,
+    }

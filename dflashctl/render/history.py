@@ -1,0 +1,159 @@
+"""How the history is shown: a line a run; one run with what was learnt; JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dflashctl.render import table
+from dflashctl.render.text import clip, duration, plural, ranges, size
+from dflashctl.runs.facts import listed, mapping, number, text
+from dflashctl.runs.history import Entry, History, Shown
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COLUMNS = ("TAG", "STATE", "LAUNCHED", ">TOOK", "CODE", "ID", "LEARNT")
+
+
+def overview(history: History) -> RenderableType:
+    """The list, and which records are damaged."""
+    from rich.console import Group
+
+    shown = len(history.entries)
+    words = plural(history.total, "run") + (f", the newest {shown}" if shown < history.total else "")
+    parts: list[RenderableType] = [table.cell(f"{history.host} · {words}", "bold")]
+    if history.entries:
+        parts.append(table.table(COLUMNS, [cells(entry) for entry in history.entries]))
+    for run_id, problem in history.damaged:
+        parts.append(table.cell(f"damaged: {run_id}: {problem}", "yellow"))
+    return Group(*parts)
+
+
+def cells(entry: Entry) -> list[object]:
+    return [
+        entry.facts.tag or "?",
+        table.state(entry.verdict.state),
+        moment(entry.created_at),
+        duration(entry.took_s),
+        entry.code,
+        # The end of the id is enough for `runs show`, and says that ids are accepted.
+        entry.facts.id.rpartition("-")[2],
+        learnt(entry),
+    ]
+
+
+def learnt(entry: Entry) -> str:
+    """The program's headline, else why it ended as it did."""
+    if entry.facts.headline:
+        return entry.facts.headline
+    if entry.verdict.state == "failed" and entry.facts.root_cause:
+        return clip(entry.facts.root_cause, 120)
+    return clip(entry.verdict.evidence[0], 120)
+
+
+def moment(at: float | None) -> str:
+    """Local time, to the minute."""
+    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def one(shown: Shown) -> RenderableType:
+    """Record, ending, and what was learnt."""
+    from rich.console import Group
+
+    entry, detail = shown.entry, shown.detail
+    facts, verdict = entry.facts, entry.verdict
+    head = table.cell(f"{shown.host} · {facts.name} · {verdict.state}", "bold")
+    parts: list[RenderableType] = [head, table.pairs(record_lines(shown))]
+    parts.append(table.pairs([("how", verdict.evidence[0]), *(("", each) for each in verdict.evidence[1:])]))
+    summary = mapping(detail.get("summary"))
+    if summary:
+        parts += summary_parts(summary)
+    if verdict.next and verdict.state != "finished":
+        parts.append(table.cell("next: " + " · ".join(verdict.next), "dim"))
+    return Group(*parts)
+
+
+def record_lines(shown: Shown) -> list[tuple[str, str]]:
+    """What was launched, by whom, with which code."""
+    entry, record = shown.entry, mapping(shown.detail.get("record"))
+    facts = entry.facts
+    ending = facts.ending
+    lines = [("run", facts.id)]
+    if record.get("recipe"):
+        variant = f", variant {record['variant']}" if record.get("variant") else ""
+        lines.append(("recipe", f"{record['recipe']}{variant}"))
+    lines.append(("code", entry.code))
+    by = f" by {record['created_by']}" if record.get("created_by") else ""
+    lines.append(("launched", f"{moment(entry.created_at)}{by}"))
+    if entry.took_s is not None:
+        lines.append(("took", duration(entry.took_s)))
+    if record.get("command"):
+        lines.append(("command", " ".join(str(word) for word in listed(record.get("command")))))
+    if facts.gpu_indices:
+        lines.append(("GPUs", ranges(list(facts.gpu_indices))))
+    if ending is not None and ending.peak_rss_bytes:
+        lines.append(("memory", f"at most {size(ending.peak_rss_bytes)}"))
+    if facts.log is not None and facts.log.path:
+        lines.append(("log", facts.log.path + ("" if facts.log.exists else " (not there)")))
+    return lines
+
+
+def summary_parts(summary: Mapping[str, Any]) -> list[RenderableType]:
+    """summary.json: headline, lossless, table, notes."""
+    parts: list[RenderableType] = []
+    if text(summary.get("headline")):
+        parts.append(table.cell(text(summary.get("headline")), "bold green"))
+    lossless = summary.get("lossless")
+    if isinstance(lossless, bool):
+        parts.append(
+            table.cell(f"lossless: {'yes' if lossless else 'NO'}", "green" if lossless else "bold red")
+        )
+    made = mapping(summary.get("table"))
+    columns = [str(each) for each in listed(made.get("columns"))]
+    rows = [[str(each) for each in listed(row)][: len(columns)] for row in listed(made.get("rows"))]
+    if columns and rows:
+        named = [columns[0], *(f">{each}" for each in columns[1:])]
+        parts.append(table.table(named, [row + [""] * (len(columns) - len(row)) for row in rows]))
+    parts += [table.cell(f"note: {note}", "dim") for note in listed(summary.get("notes"))]
+    return parts
+
+
+def document(history: History) -> dict[str, Any]:
+    """Schema dflashctl.runs/1."""
+    return {
+        "host": history.host,
+        "total": history.total,
+        "runs": [entry_document(entry) for entry in history.entries],
+        "damaged": [{"id": run_id, "problem": problem} for run_id, problem in history.damaged],
+    }
+
+
+def entry_document(entry: Entry) -> dict[str, Any]:
+    facts, record = entry.facts, entry.facts.record
+    return {
+        "id": facts.id,
+        "tag": facts.tag or None,
+        "state": entry.verdict.state,
+        "evidence": list(entry.verdict.evidence),
+        "created_at": entry.created_at,
+        "created_by": record.get("created_by"),
+        "took_s": entry.took_s,
+        "recipe": record.get("recipe"),
+        "variant": record.get("variant"),
+        "release": record.get("release"),
+        "git": record.get("git"),
+        "gpus": list(facts.gpu_indices),
+        "headline": facts.headline or None,
+        "lossless": entry.lossless,
+        "best_acceptance_length": number(entry.best_acceptance_length),
+        "log": facts.log.path if facts.log else None,
+    }
+
+
+def one_document(shown: Shown) -> dict[str, Any]:
+    """Schema dflashctl.run/1: the entry, and the files of the run's folder as they are."""
+    detail = shown.detail
+    files = ("record", "exit", "summary", "root_cause", "events", "folder")
+    return {"host": shown.host, **entry_document(shown.entry), **{name: detail.get(name) for name in files}}

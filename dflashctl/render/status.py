@@ -1,0 +1,194 @@
+"""How a look at a host is shown: a line a run, the details of one, a line for a changed state, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dflashctl.render import table
+from dflashctl.render.text import age, count, duration, plural, ranges, size
+from dflashctl.runs.status import Look, Row
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COLUMNS = ("TAG", "STATE", "FOR", ">STEP", ">TOK/S", "GPUS", "EVIDENCE")
+
+
+def title(look: Look) -> str:
+    """`lab · 8 GPUs · 1 run`."""
+    parts = [look.host]
+    if look.gpu_count is not None:
+        parts.append(plural(look.gpu_count, "GPU"))
+    if look.gpu_problem:
+        parts.append(f"GPUs: {look.gpu_problem}")
+    if look.contact != "ok":
+        parts.append({"lost": "no contact", "frozen": "frozen", "stopped": "stopped"}[look.contact])
+    parts.append(plural(look.live, "run") if look.live else "no live run")
+    return " · ".join(parts)
+
+
+def cells(row: Row) -> list[object]:
+    facts, verdict = row.facts, row.verdict
+    return [
+        facts.name,
+        table.state(verdict.state),
+        duration(verdict.for_s),
+        step(row),
+        count(row.tokens_per_s),
+        ranges(list(facts.gpu_indices)),
+        "; ".join(verdict.evidence),
+    ]
+
+
+def step(row: Row) -> str:
+    beat = row.facts.heartbeat
+    total = beat.total_steps if beat else None
+    if row.facts.step is None:
+        return "-"
+    return count(row.facts.step) + (f"/{count(total)}" if total else "")
+
+
+def hints(look: Look) -> str:
+    """`next: …` of the runs that need something, at most four commands."""
+    wanted = [command for row in look.rows for command in row.verdict.next if not _calm(row)]
+    wanted = wanted or [command for row in look.rows[:1] for command in row.verdict.next]
+    return "next: " + " · ".join(list(dict.fromkeys(wanted))[:4]) if wanted else ""
+
+
+def _calm(row: Row) -> bool:
+    return row.verdict.state in ("finished", "running")
+
+
+def overview(look: Look) -> RenderableType:
+    """Title, table, hints."""
+    from rich.console import Group
+
+    parts: list[RenderableType] = [table.cell(title(look), "bold")]
+    if look.rows:
+        parts.append(table.table(COLUMNS, [cells(row) for row in look.rows]))
+    if look.hidden:
+        parts.append(table.cell(f"{plural(look.hidden, 'more run')} ended lately: dflashctl runs", "dim"))
+    if not look.rows and look.contact == "ok":
+        parts.append(
+            table.cell("nothing is running, and nothing ended lately: dflashctl launch --tag NAME", "dim")
+        )
+    if hints(look):
+        parts.append(table.cell(hints(look), "dim"))
+    return Group(*parts)
+
+
+def details(look: Look, row: Row) -> RenderableType:
+    """Everything about one run, each fact on its line."""
+    from rich.console import Group
+    from rich.text import Text
+
+    facts, verdict = row.facts, row.verdict
+    since = f" for {duration(verdict.for_s)}" if verdict.for_s is not None and not verdict.ended else ""
+    ago = f" {duration(verdict.for_s)} ago" if verdict.for_s is not None and verdict.ended else ""
+    head = Text.assemble(
+        table.cell(f"{title(look)}\n", "bold"),
+        table.cell(facts.name, "bold"),
+        "  ",
+        table.state(verdict.state),
+        f"{since}{ago} (confidence {verdict.confidence})",
+    )
+    rows = [("", f"- {each}") for each in verdict.evidence] + fact_lines(row)
+    body = table.pairs(rows)
+    tail = [table.cell("next: " + " · ".join(verdict.next), "dim")] if verdict.next else []
+    return Group(head, body, *tail)
+
+
+def fact_lines(row: Row) -> list[tuple[str, str]]:
+    """Name and words of each fact that there is."""
+    facts = row.facts
+    record, beat, steps, log, family = facts.record, facts.heartbeat, facts.steps, facts.log, facts.family
+    lines = [("run", facts.id)]
+    if record.get("recipe"):
+        release = str(record.get("release") or "")[:8]
+        variant = f", variant {record['variant']}" if record.get("variant") else ""
+        lines.append(("recipe", f"{record['recipe']}{variant}" + (f", release {release}" if release else "")))
+    if facts.gpu_indices:
+        use = [f"{gpu.index}: {_percent(gpu.utilization_pct)}, {_mib(gpu.memory_mib)}" for gpu in facts.gpus]
+        lines.append(("GPUs", ranges(list(facts.gpu_indices)) + (f" ({'; '.join(use)})" if use else "")))
+    if facts.step is not None:
+        each = f", {age(steps.median_step_s)} each" if steps and steps.median_step_s else ""
+        lines.append(("step", step(row) + each))
+    values: dict[str, float] = dict(beat.metrics) if beat else {}
+    if steps and steps.loss is not None:
+        values.setdefault("loss", steps.loss)
+    if values:
+        lines.append(("metrics", ", ".join(f"{name} {value:.4g}" for name, value in values.items())))
+    if beat and beat.queues:
+        lines.append(
+            ("queues", ", ".join(f"{name} {depth}/{full}" for name, (depth, full) in beat.queues.items()))
+        )
+    if not row.verdict.ended and family.count:
+        states = " ".join(f"{number}×{state}" for state, number in sorted(family.states.items()))
+        lines.append(("processes", f"{family.count} ({states}), {size(family.rss_bytes)} of main memory"))
+    if log is not None and log.exists:
+        written = f", written {age(log.quiet_s)} ago" if log.quiet_s is not None else ""
+        skipped = f", {size(log.skipped_bytes)} in the middle not searched" if log.skipped_bytes else ""
+        lines.append(("log", f"{log.path} ({size(log.size)}{written}{skipped})"))
+    elif log is not None:
+        lines.append(("log", f"{log.path} (not there)"))
+    return lines
+
+
+def change_line(row: Row, clock: str) -> str:
+    """For a watch without a terminal: `12:00:03  demo  running  step 118/600  step 118 of 600, …`."""
+    said = "; ".join(row.verdict.evidence[:2])
+    return f"{clock}  {row.facts.name}  {row.verdict.state}  step {step(row)}  {said}"
+
+
+def document(look: Look) -> dict[str, Any]:
+    """A host in schema dflashctl.status/1."""
+    return {
+        "host": look.host,
+        "contact": look.contact,
+        "gpus": look.gpu_count,
+        "gpu_problem": look.gpu_problem or None,
+        "hidden": look.hidden,
+        "runs": [run_document(row) for row in look.rows],
+    }
+
+
+def run_document(row: Row) -> dict[str, Any]:
+    facts, verdict = row.facts, row.verdict
+    beat, log, ending = facts.heartbeat, facts.log, facts.ending
+    record: Mapping[str, Any] = facts.record
+    return {
+        "id": facts.id,
+        "tag": facts.tag or None,
+        "state": verdict.state,
+        "confidence": verdict.confidence,
+        "for_s": verdict.for_s,
+        "evidence": list(verdict.evidence),
+        "next": list(verdict.next),
+        "step": facts.step,
+        "total_steps": beat.total_steps if beat else None,
+        "phase": beat.phase if beat else None,
+        "heartbeat_age_s": beat.age_s if beat else None,
+        "tokens_per_s": row.tokens_per_s,
+        "metrics": dict(beat.metrics) if beat else {},
+        "gpus": list(facts.gpu_indices),
+        "recipe": record.get("recipe"),
+        "release": record.get("release"),
+        "log": log.path if log else None,
+        "exceptions": log.exceptions if log else None,
+        "known_failures": [hit.name for hit in log.known] if log else [],
+        "processes": facts.family.count,
+        "rss_bytes": facts.family.rss_bytes,
+        "headline": facts.headline or None,
+        "exit": None
+        if ending is None
+        else {"cause": ending.cause, "code": ending.code, "signal": ending.signal, "oom": ending.oom},
+    }
+
+
+def _percent(value: int | None) -> str:
+    return "? %" if value is None else f"{value} %"
+
+
+def _mib(value: int | None) -> str:
+    return "? MiB" if value is None else f"{value:,} MiB"

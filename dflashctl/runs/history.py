@@ -1,0 +1,109 @@
+"""Past and present runs as the container remembers them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dflashctl.remote.agent_call import call
+from dflashctl.remote.engine import Engine
+from dflashctl.runs.facts import RunFacts, listed, mapping, number, text, whole
+from dflashctl.runs.readfacts import read_answer
+from dflashctl.runs.verdict import Verdict, judge
+
+TIMEOUT_S = 40.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of the list."""
+
+    facts: RunFacts
+    verdict: Verdict
+    created_at: float | None
+    lossless: bool | None = None
+    best_acceptance_length: float | None = None
+
+    @property
+    def took_s(self) -> float | None:
+        """From start to end, or until now."""
+        ending = self.facts.ending
+        if ending is not None:
+            return ending.wall_s
+        return None if self.verdict.ended else self.facts.started_age_s
+
+    @property
+    def code(self) -> str:
+        """`7f3a91c2 (git 1c9e4d, dirty)`: what ran."""
+        release, git = text(self.facts.record.get("release")), mapping(self.facts.record.get("git"))
+        commit = text(git.get("commit"))[:7]
+        dirty = ", dirty" if git.get("dirty") is True else ""
+        origin = f" (git {commit}{dirty})" if commit else ""
+        return f"{release[:8]}{origin}" if release else "-"
+
+
+@dataclass(frozen=True)
+class History:
+    host: str
+    entries: tuple[Entry, ...]
+    total: int
+    damaged: tuple[tuple[str, str], ...] = ()
+    """(run id, what is wrong with its files)."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Everything about one run; `detail` as the agent's operation describes it."""
+
+    host: str
+    entry: Entry
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+def list_runs(engine: Engine, *, limit: int, tag: str | None = None) -> History:
+    """The newest runs first, live ones among them."""
+    request = {"state_dir": engine.host.state_dir, "limit": limit, "tag": tag}
+    answer = call(engine, "list_runs", request, timeout_s=TIMEOUT_S)
+    damaged = [mapping(each) for each in listed(answer.get("damaged"))]
+    return History(
+        engine.host.name,
+        entries(answer),
+        whole(answer.get("total")) or 0,
+        tuple((text(each.get("id")), text(each.get("problem"))) for each in damaged),
+    )
+
+
+def show_run(engine: Engine, name: str | None) -> Shown:
+    """A run by tag, or by id where nothing has the tag; the newest one for None. Raises NotFound."""
+    from dflashctl.errors import NotFound
+
+    request = {"state_dir": engine.host.state_dir, "one": True}
+    try:
+        answer = call(engine, "list_runs", {**request, "tag": name}, timeout_s=TIMEOUT_S)
+    except NotFound as no_such_tag:
+        if name is None:
+            raise
+        try:
+            answer = call(engine, "list_runs", {**request, "id": name}, timeout_s=TIMEOUT_S)
+        except NotFound:
+            raise no_such_tag from None
+    return Shown(engine.host.name, entries(answer)[0], mapping(answer.get("detail")))
+
+
+def entries(answer: Mapping[str, Any]) -> tuple[Entry, ...]:
+    """Runs of an answer, judged."""
+    made = []
+    for facts, raw in zip(read_answer(answer), map(mapping, listed(answer.get("runs"))), strict=True):
+        summary = mapping(raw.get("summary"))
+        lossless = summary.get("lossless")
+        made.append(
+            Entry(
+                facts,
+                judge(facts),
+                number(facts.record.get("created_at")),
+                lossless if isinstance(lossless, bool) else None,
+                number(summary.get("best_acceptance_length")),
+            )
+        )
+    return tuple(made)

@@ -1,0 +1,170 @@
+"""A run's log, byte by byte and in order, however often the connection breaks; and its lines for people."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from dflashctl.config.hosts import Host
+from dflashctl.errors import ContainerDown, DflashError, Unreachable
+from dflashctl.remote.agent_call import Event, call
+from dflashctl.remote.engine import Engine
+from dflashctl.remote.factory import open_engine
+from dflashctl.runs.facts import text, whole
+
+FOLLOW_S = 20.0
+"""One call follows for so long; then a new one goes on, on the same connection."""
+SLACK_S = 30.0
+SLOWEST_S = 15.0
+MAX_LINE_CHARS = 64 * 1024
+"""A longer line is shown in pieces: a program that never ends a line must not fill the memory."""
+
+
+@dataclass
+class Position:
+    """Where the log has been read to, and whose log it is."""
+
+    state_dir: str
+    tag: str | None
+    lines: int
+    run_id: str = ""
+    inode: int | None = None
+    offset: int | None = None
+
+    def request(self, wait_s: float) -> dict[str, Any]:
+        """The run is known by id from the first answer on, so a new launch with the tag is not mixed in."""
+        started = self.offset is not None
+        return {
+            "state_dir": self.state_dir,
+            "tag": None if self.run_id else self.tag,
+            "id": self.run_id or None,
+            "lines": self.lines,
+            "offset": self.offset if started else None,
+            "inode": self.inode if started else None,
+            "wait_s": wait_s,
+        }
+
+
+@dataclass
+class Source:
+    """What arrives, to be overridden by who shows it."""
+
+    on_run: Callable[[dict[str, Any]], None] = lambda run: None
+    on_data: Callable[[bytes], None] = lambda data: None
+    on_notice: Callable[[str], None] = lambda notice: None
+
+
+def read(
+    host: Host,
+    source: Source,
+    *,
+    tag: str | None = None,
+    lines: int = 0,
+    follow: bool = False,
+    connect: Callable[[Host], Engine] = open_engine,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Read to the end, or follow until the run has ended. While following, lost contact is said and survived.
+
+    Raises NotFound; Unreachable and ContainerDown before the first contact, and always when not following.
+    """
+    position = Position(host.state_dir, tag, lines)
+    engine: Engine | None = None
+    failures, end = 0, None
+    try:
+        while True:
+            try:
+                engine = engine or connect(host)
+                wait_s = FOLLOW_S if follow else 0.0
+                answer = call(
+                    engine,
+                    "read_log",
+                    position.request(wait_s),
+                    timeout_s=wait_s + SLACK_S,
+                    on_event=lambda event: receive(event, position, source),
+                )
+                if failures:
+                    source.on_notice("in contact again")
+                failures = 0
+            except (Unreachable, ContainerDown) as error:
+                if not follow or not position.run_id:
+                    raise
+                if not failures:
+                    source.on_notice(f"no contact ({error.what.splitlines()[0]}); trying again")
+                _close(engine)
+                engine, failures = None, failures + 1
+                sleep(min(float(2**failures), SLOWEST_S))
+                continue
+            position.inode, position.offset = whole(answer.get("inode")), whole(answer.get("offset"))
+            # A program that writes faster than we read is not chased: what was there at first is the end.
+            end = whole(answer.get("size")) or 0 if end is None else end
+            if answer.get("done") is True or (not follow and (position.offset or 0) >= end):
+                return
+    finally:
+        _close(engine)
+
+
+def receive(event: Event, position: Position, source: Source) -> None:
+    """One event. The position moves with each piece that was taken, so a cut later repeats nothing."""
+    run = event.get("run")
+    if isinstance(run, dict):
+        if not position.run_id:
+            source.on_run(run)
+        position.run_id = text(run.get("id"))
+    if "data" in event:
+        try:
+            data = base64.b64decode(text(event["data"]), validate=True)
+        except binascii.Error:
+            data = b""
+        source.on_data(data)
+        position.inode, position.offset = whole(event.get("inode")), whole(event.get("offset"))
+    notices = {
+        "rotated": "the log was rotated; going on in the new file",
+        "truncated": "the log was cut; going on from its beginning",
+        "missing": "the log is not there",
+    }
+    if text(event.get("notice")) in notices:
+        source.on_notice(notices[text(event.get("notice"))])
+
+
+def _close(engine: Engine | None) -> None:
+    if engine is not None:
+        with suppress(DflashError, OSError):
+            engine.close()
+
+
+@dataclass
+class Lines:
+    """Bytes to lines. A character cut in two is put together; a carriage return starts the line anew."""
+
+    live: str = ""
+    """The line that has not ended: what its last carriage return left."""
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    )
+
+    def feed(self, data: bytes, *, last: bool = False) -> Iterator[str]:
+        """The lines that are complete now, without their ends, unescaped. `last`: nothing follows."""
+        *done, rest = (self.live + self._decoder.decode(data, last)).split("\n")
+        for each in done:
+            yield overwritten(each)
+        while len(rest) > MAX_LINE_CHARS and "\r" not in rest:
+            yield rest[:MAX_LINE_CHARS]
+            rest = rest[MAX_LINE_CHARS:]
+        # A trailing carriage return may be half of a line's end: it stays until the next byte is known.
+        end = "\r" if rest.endswith("\r") else ""
+        self.live = overwritten(rest) + end
+        if last and self.live:
+            yield overwritten(self.live)
+            self.live = ""
+
+
+def overwritten(line: str) -> str:
+    """What a terminal would show in the end of `10%\\r20%\\r`: the last part that is not empty."""
+    return next((part for part in reversed(line.split("\r")) if part), "")
