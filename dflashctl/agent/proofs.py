@@ -119,9 +119,11 @@ def _nearest(lines: List[str], pattern: str) -> str:
 
 
 # Asks each finder in turn, as an import would, and imports nothing: the parent of a.b is looked up, not
-# executed, and no module of the run's folder can get in here (sys is built in).
+# executed. The release comes onto sys.path only here, where PYTHONPATH would have put it, so that the start
+# of the interpreter cannot execute a sitecustomize.py or re.py of it; sys itself is built in.
 _FIND = """
 import sys
+sys.path[1:1] = sys.argv[2:]
 path, found = None, None
 parts = sys.argv[1].split(".")
 for number in range(len(parts)):
@@ -146,12 +148,12 @@ def find_module(entry: str, tree: str, pythonpath: str = "") -> str:
     that Python finds an installed one of the same name, or it is built in.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    env["PYTHONPATH"] = os.pathsep.join(part for part in (tree, pythonpath) if part)
+    search = [tree, *(part for part in pythonpath.split(os.pathsep) if part)]
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["CUDA_VISIBLE_DEVICES"] = ""  # whatever the interpreter loads at its start must not touch a GPU
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _FIND, entry],
+            [sys.executable, "-c", _FIND, entry, *search],
             cwd=tree,
             env=env,
             stdin=subprocess.DEVNULL,
