@@ -172,15 +172,14 @@ def _write_folder(run: RunFolder, record: Dict[str, Any], recipe_yaml: str) -> N
 def rotate_log(run: RunFolder, log: str) -> Optional[str]:
     """Move an ended run's log aside: its name gets that run's id; a log of nobody's gets `before-<this id>`.
     Returns the new name. So old exceptions are never counted for the new run, and nothing is lost."""
-    try:
-        if os.lstat(log).st_size == 0:
-            return None
-    except FileNotFoundError:
+    if not os.path.lexists(log):
         return None
     if not os.path.isfile(log):
         raise AgentError(
             "usage", "the log is not an ordinary file", log, "choose another `log` in the recipe"
         )
+    if os.path.getsize(log) == 0:
+        return None
     suffix = "before-%s" % run.id
     for other in list_runs(os.path.dirname(os.path.dirname(run.path))):
         record = other.record().value if other.id != run.id else None
