@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -25,6 +26,8 @@ from typing import Any, NoReturn
 from dflashctl.lab import container, keys, layout, ns, rootfs, sshd
 from dflashctl.lab.fds import read_line
 from dflashctl.lab.layout import HostPlan
+
+DESCRIPTORS = 8192
 
 
 def main() -> int:
@@ -79,7 +82,7 @@ def _run(service: sshd.Service, listener: socket.socket) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
     servers = {
         _spawn("gpu-driver", _serve_gpus): "the GPU driver",
-        _spawn("sshd", lambda: sshd.serve(listener, service)): "the ssh server",
+        _spawn("sshd", lambda: _serve_ssh(listener, service)): "the ssh server",
     }
     port = listener.getsockname()[1]
     listener.close()
@@ -137,6 +140,13 @@ def _serve_gpus() -> None:
     from dflashctl.lab.gpu import driver
 
     driver.serve(Path(layout.GPU_STATE))
+
+
+def _serve_ssh(listener: socket.socket, service: sshd.Service) -> None:
+    # Each channel takes three descriptors, and the usual soft limit is 1024.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS), most))
+    sshd.serve(listener, service)
 
 
 def _tell(message: dict[str, Any]) -> None:

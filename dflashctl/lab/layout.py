@@ -136,9 +136,8 @@ def common_steps(
     machine: Machine, python: Python, gpu_state: str, gpu_devices: Sequence[str], etc: str
 ) -> list[Step]:
     """What host and containers have alike. `etc` holds the machine's own hostname and hosts files."""
-    steps = [
-        Step("dir", f"/{name}") for name in ("", "home", "mnt", "opt", "srv", "var/lib", "var/log", "sys")
-    ]
+    names = ("", "home", "mnt", "opt", "srv", "var/lib", "var/log", "sys")
+    steps = [Step("dir", f"/{name}") for name in names]
     steps += [Step("dir", python.home, mode=0o700), Step("dir", "/root", mode=0o700)]
     steps += [Step("dir", f"/{name}", mode=0o1777) for name in ("tmp", "var/tmp")]
     steps += [Step("tmpfs", "/run"), Step("dir", "/run/lock/lxc")]
@@ -174,13 +173,12 @@ def container_spec(
     """`ns/<vmid>.json`: how container.start makes this container. Sources are paths of the lab's host."""
     hostname = f"ct{vmid}"
     # Everything was bound read-only on the host already; nested mounts keep that.
-    steps = common_steps(machine, python, GPU_STATE, gpu_devices, f"{HOST_STATE}/etc/{hostname}")
+    steps = [Step("dir", "/workspace")]
+    steps += common_steps(machine, python, GPU_STATE, gpu_devices, f"{HOST_STATE}/etc/{hostname}")
     steps.append(Step("bind", HOOK, f"{package_dir}/lab/gpu/hook", read_only=True))
     steps += stand_in_steps("init", f"{package_dir}/lab/init.py", machine)
     if vmid == CONTAINER:
         steps.append(Step("bind", "/workspace", WORKSPACE_ON_HOST))
-    else:
-        steps.append(Step("dir", "/workspace"))
     return {
         "version": 1,
         "backend": "userns",

@@ -78,7 +78,7 @@ def advice(stage: str, number: int, known: Facts) -> tuple[str, str] | None:
         return None
     if known.max_user_namespaces == 0 or (stage == "unshare" and number in (errno.ENOSPC, errno.EUSERS)):
         return (
-            f"this machine allows {known.max_user_namespaces or 'no more'} user namespaces",
+            f"this machine allows no{'' if known.max_user_namespaces == 0 else ' more'} user namespaces",
             "sudo sysctl -w user.max_user_namespaces=15000",
         )
     if known.userns_clone == 0:
@@ -88,7 +88,7 @@ def advice(stage: str, number: int, known: Facts) -> tuple[str, str] | None:
         )
     if known.apparmor_restricts:
         return (
-            "AppArmor takes away what a user namespace is for (the default since Ubuntu 23.10)",
+            "AppArmor takes away what a user namespace is for (the default since Ubuntu 24.04)",
             "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (until the next boot; for good, "
             "put that setting into /etc/sysctl.d/60-userns.conf), or run as root",
         )

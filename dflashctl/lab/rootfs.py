@@ -8,6 +8,7 @@ lead a mount outside. Standard library only; works under `python -I -S`.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -80,18 +81,18 @@ def build(root: str, steps: list[Step]) -> None:
 
 def _do(step: Step, sources: dict[str, str]) -> None:
     if step.op == "dir":
-        os.makedirs(step.target, exist_ok=True)
+        _make_folder(step.target)
         os.chmod(step.target, step.mode)
     elif step.op == "bind":
         _bind(OLD_ROOT + sources[step.source], step.target, step.read_only)
     elif step.op == "tmpfs":
-        os.makedirs(step.target, exist_ok=True)
+        _make_folder(step.target)
         ns.mount("tmpfs", step.target, "tmpfs", ns.MS_NOSUID | ns.MS_NODEV, f"mode={step.mode:o}")
     elif step.op == "proc":
-        os.makedirs(step.target, exist_ok=True)
+        _make_folder(step.target)
         ns.mount("proc", step.target, "proc", ns.MS_NOSUID | ns.MS_NODEV | ns.MS_NOEXEC)
     elif step.op == "devpts":
-        os.makedirs(step.target, exist_ok=True)
+        _make_folder(step.target)
         ns.mount(
             "devpts",
             step.target,
@@ -107,16 +108,30 @@ def _do(step: Step, sources: dict[str, str]) -> None:
 
 
 def _bind(source: str, target: str, read_only: bool) -> None:
+    _drop_link(target)
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
     elif not os.path.exists(source):
         raise FileNotFoundError(2, "No such file or directory", source.removeprefix(OLD_ROOT))
     elif not os.path.exists(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        if os.path.islink(target):  # a link of an earlier start whose end is gone
-            os.unlink(target)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
     ns.bind(source, target, read_only=read_only)
+
+
+def _make_folder(path: str) -> None:
+    _drop_link(path)
+    os.makedirs(path, exist_ok=True)
+
+
+def _drop_link(path: str) -> None:
+    """A link that a program inside has put in place of a folder of the plan goes; one of the machine's stays."""
+    if os.path.islink(path):
+        try:
+            os.unlink(path)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
 
 
 def _link(text: str, target: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for lab_client
 
 from dflashctl.lab import lifecycle
 from dflashctl.lab.state import LabPaths, Record
