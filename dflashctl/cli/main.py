@@ -52,8 +52,12 @@ def load_verb(name: str) -> Any:
     """The real command behind a name of VERBS."""
     app = importlib.import_module(f"dflashctl.cli.{name}").app
     app.rich_markup_mode = None  # see build()
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
     command.name = name
+    # The root has these two.
+    command.params = [
+        each for each in command.params if each.name not in ("install_completion", "show_completion")
+    ]
     return command
 
 

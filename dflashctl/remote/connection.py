@@ -191,21 +191,50 @@ def open_hop(hop: Hop, target: Target) -> None:
         raise _lost(hop, target, error) from error
 
 
+def offered_key(hop: Hop, target: Target) -> hostkeys.Offered:
+    """The key that a hop's server shows, without logging in; jump hosts before it must be open.
+
+    Raises Unreachable.
+    """
+    checker = _checker(hop, target)
+    try:
+        sock = _socket(hop, target)
+        with contextlib.closing(checker.transport(sock)) as transport:
+            transport.banner_timeout = target.connect_timeout_s
+            transport.start_client(timeout=target.connect_timeout_s)
+            return checker.offered(transport.get_remote_server_key())
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise _lost(hop, target, error) from error
+
+
+def _checker(hop: Hop, target: Target) -> hostkeys.HostKeyChecker:
+    return hostkeys.HostKeyChecker(*hop.address, hop.rules, label=target.label, where=_place(hop, target))
+
+
+def _place(hop: Hop, target: Target) -> str:
+    return target.label if hop.name == target.host else f"{target.label} (jump host {hop.name})"
+
+
+def _socket(hop: Hop, target: Target) -> Any:
+    if hop.connection.gateway:
+        return hop.connection.open_gateway()
+    return dial(*hop.address, target.connect_timeout_s)
+
+
 class Busy(Exception):
     """The server closed the connection before its greeting (MaxStartups), or said nothing."""
 
 
 def _connect(hop: Hop, target: Target) -> None:
     timeout = target.connect_timeout_s
-    rules, (host, port) = hop.rules, hop.address
-    where = target.label if hop.name == target.host else f"{target.label} (jump host {hop.name})"
-    checker = hostkeys.HostKeyChecker(host, port, rules, label=target.label, where=where)
+    host, port = hop.address
+    checker = _checker(hop, target)
     client: paramiko.SSHClient = hop.connection.client
     client.set_missing_host_key_policy(checker)
-    sock: Any = hop.connection.open_gateway() if hop.connection.gateway else dial(host, port, timeout)
+    sock = _socket(hop, target)
     authentication: Any = KeyAuthentication(
         user=hop.user,
-        where=where,
+        where=_place(hop, target),
         explicit=hop.explicit_key,
         files=hop.identity_files,
         only_files=hop.identities_only,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import paramiko
@@ -14,14 +15,24 @@ from dflashctl.remote.sshconfig import HostKeyRules
 _SIGNATURES = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
 
 
-class UnknownHostKey(Unreachable):
-    """The server's key is in no known_hosts file. Carries what `host trust` needs."""
+@dataclass(frozen=True)
+class Offered:
+    """A server's key and the name under which it is looked up and stored."""
 
-    def __init__(self, what: str, *, where: str, next: str, name: str, key_type: str, blob: bytes) -> None:
-        super().__init__(what, where=where, next=next)
-        self.name = name
-        self.key_type = key_type
-        self.blob = blob
+    name: str
+    key_type: str
+    blob: bytes
+
+    def __str__(self) -> str:
+        return f"{self.key_type} {fingerprint(self.blob)}"
+
+
+class UnknownHostKey(Unreachable):
+    """The server's key is in no known_hosts file."""
+
+
+class OtherHostKey(HostKeyChanged):
+    """The server's key is another one than the one that is stored."""
 
 
 class HostKeyChecker(paramiko.MissingHostKeyPolicy):
@@ -56,31 +67,33 @@ class HostKeyChecker(paramiko.MissingHostKeyPolicy):
 
     def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
         """Returns for a known key; raises UnknownHostKey or HostKeyChanged for any other."""
-        check(self.known, key.get_name(), key.asbytes(), name=self.name, label=self.label, where=self.where)
+        check(self.known, self.offered(key), label=self.label, where=self.where)
+
+    def offered(self, key: paramiko.PKey) -> Offered:
+        return Offered(self.name, key.get_name(), key.asbytes())
 
 
-def check(known: list[KnownKey], key_type: str, blob: bytes, *, name: str, label: str, where: str) -> None:
-    """Pure: compare a server's key with the lines about its name."""
-    shown = f"{key_type} {fingerprint(blob)}"
-    revoked = [line for line in known if line.marker == "@revoked" and line.blob == blob]
+def check(known: list[KnownKey], offered: Offered, *, label: str, where: str) -> None:
+    """Pure: compare a server's key with the lines about its name. Raises UnknownHostKey, OtherHostKey, or
+    HostKeyChanged for a revoked one."""
+    revoked = [line for line in known if line.marker == "@revoked" and line.blob == offered.blob]
     if revoked:
-        raise HostKeyChanged(f"the host key {shown} of {name} is marked as revoked", where=revoked[0].where)
+        raise HostKeyChanged(
+            f"the host key of {offered.name}, {offered}, is marked as revoked", where=revoked[0].where
+        )
     plain = [line for line in known if not line.marker]
-    if any(line.blob == blob for line in plain):
+    if any(line.blob == offered.blob for line in plain):
         return
     if not plain:
         raise UnknownHostKey(
-            f"the host key of {name} is not known: {shown}",
+            f"the host key of {offered.name} is not known: {offered}",
             where=where,
             next=f"compare the fingerprint with the machine's own, then: dflashctl host trust {label}",
-            name=name,
-            key_type=key_type,
-            blob=blob,
         )
-    same_type = [line for line in plain if line.key_type == key_type] or plain
+    same_type = [line for line in plain if line.key_type == offered.key_type] or plain
     stored = f"{same_type[0].key_type} {fingerprint(same_type[0].blob)}"
-    raise HostKeyChanged(
-        f"the host key of {name} is {shown}, but {stored} is stored in {same_type[0].where}:"
+    raise OtherHostKey(
+        f"the host key of {offered.name} is {offered}, but {stored} is stored in {same_type[0].where}:"
         " either the machine was set up anew, or something else answers in its place",
         where=where,
         next=f"find out which; if the new key is right: dflashctl host trust {label} --replace",

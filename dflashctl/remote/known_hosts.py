@@ -117,7 +117,7 @@ def store(path: Path, name: str, key_type: str, blob: bytes, *, replace: bool = 
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     if replace:
-        lines = [line for line in lines if not _names_exactly(line, name)]
+        lines = [kept for line in lines if (kept := without_name(line, name))]
     lines.append(line_for(name, key_type, blob))
     aside = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
@@ -131,11 +131,19 @@ def store(path: Path, name: str, key_type: str, blob: bytes, *, replace: bool = 
         aside.unlink(missing_ok=True)
 
 
-def _names_exactly(line: str, name: str) -> bool:
-    """Whether the line is about this name alone: a line for several hosts, or with a marker, is somebody's
-    own."""
-    words = line.split()
-    return len(words) >= 3 and (words[0].lower() == name.lower() or _hash_matches(words[0], name))
+def without_name(line: str, name: str) -> str:
+    """The line without `name` among its names, "" if it had no other. Patterns and marked lines stay as
+    they are: they are somebody's own rule."""
+    words = line.split(None, 1)
+    if len(words) < 2 or words[0].startswith(("#", "@")):
+        return line
+    if words[0].startswith("|"):
+        return "" if _hash_matches(words[0], name) else line
+    names = words[0].split(",")
+    rest = [each for each in names if each.lower() != name.lower()]
+    if rest == names:
+        return line
+    return f"{','.join(rest)} {words[1]}" if rest else ""
 
 
 def _hash_matches(names: str, wanted: str) -> bool:

@@ -236,10 +236,15 @@ class PctEngine(Engine):
 
 def lab_engine(host: Host) -> PctEngine:
     """The engine `pct`, pointed at the lab that is up. Raises Unreachable when none is."""
+    return PctEngine(host, lab_target(host))
+
+
+def lab_target(host: Host) -> Target:
+    """The lab's own ssh server, with the lab's key and pinned host key, whatever ~/.ssh/config says."""
     from dflashctl.lab.state import load_endpoint
 
     endpoint = load_endpoint()
-    target = Target(
+    return Target(
         label=host.name,
         host=endpoint.host,
         user=endpoint.user,
@@ -248,7 +253,6 @@ def lab_engine(host: Host) -> PctEngine:
         known_hosts=endpoint.known_hosts,
         use_ssh_config=False,
     )
-    return PctEngine(host, target)
 
 
 def with_environment(host: Host, argv: Sequence[str]) -> list[str]:
