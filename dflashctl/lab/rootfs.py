@@ -125,7 +125,7 @@ def _make_folder(path: str) -> None:
 
 
 def _drop_link(path: str) -> None:
-    """A link that a program inside has put in place of a folder of the plan goes; one of the machine's stays."""
+    """A link that a program inside has put in a folder's place goes; one of the machine's own stays."""
     if os.path.islink(path):
         try:
             os.unlink(path)

@@ -38,7 +38,8 @@ def outsider() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_the_persons_processes_are_not_seen(lab: Record, outsider: subprocess.Popen[bytes]) -> None:
-    script = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '; echo; ls /proc | grep -c '^[0-9]'; readlink /proc/self/ns/pid"
+    processes = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '; echo; ls /proc | grep -c '^[0-9]'"
+    script = f"{processes}; readlink /proc/self/ns/pid"
     for where in (enter(lab.endpoint, script), ssh(lab.endpoint, script)):
         shown, count, namespace = lines(where)
         assert "300.125" not in shown
@@ -196,23 +197,18 @@ def test_the_first_process_takes_in_orphans(lab: Record) -> None:
 
 
 def test_start_and_stop(lab: Record, lab_paths: LabPaths) -> None:
-    done = on_host(
-        lab.endpoint,
-        "print(container.init_pid(S, 201)); pid = container.start(S, 201); print(pid == container.init_pid(S, 201))",
-    )
-    assert lines(done) == ["None", "True"]
-    pid, start = (lab_paths.pct / "ns/201.init").read_text().split()
-    assert lines(
-        enter(lab.endpoint, "hostname; echo kept > /root/file; cat /proc/uptime > /dev/null", 201)
-    ) == ["ct201"]
+    start = "print(container.init_pid(S, 201), container.start(S, 201), container.init_pid(S, 201))"
+    stop = "print(container.stop(S, 201, 5), container.init_pid(S, 201))"
+    (said,) = lines(on_host(lab.endpoint, start))
+    recorded = (lab_paths.pct / "ns/201.init").read_text().split()[0]
+    assert said == f"None {recorded} {recorded}"
+    assert lines(enter(lab.endpoint, "hostname; echo kept > /root/file", 201)) == ["ct201"]
     done = on_host(lab.endpoint, "container.start(S, 201)")
     assert done.returncode != 0 and b"CT 201 already running" in done.stderr
-    assert lines(on_host(lab.endpoint, "print(container.stop(S, 201, 5), container.init_pid(S, 201))")) == [
-        "True None"
-    ]
+    assert lines(on_host(lab.endpoint, stop)) == ["True None"]
     assert not (lab_paths.pct / "ns/201.init").exists()
     assert lines(on_host(lab.endpoint, stop)) == ["True None"]
-    lines(on_host(lab.endpoint, "container.start(S, 201)"))
+    lines(on_host(lab.endpoint, start))
     assert lines(enter(lab.endpoint, "cat /root/file", 201)) == ["kept"]
     lines(on_host(lab.endpoint, "container.stop(S, 201, 0)"))
 
@@ -225,7 +221,8 @@ def test_stopping_asks_before_it_kills(lab: Record) -> None:
         "    return gone, time.monotonic() - t\n"
         "def run(script):\n"
         "    pid = container.init_pid(S, 201)\n"
-        "    argv = ['nsenter', '-t', str(pid), *'--user --preserve-credentials --mount --pid --root --wd'.split()]\n"
+        "    how = '--user --preserve-credentials --mount --pid --root --wd'.split()\n"
+        "    argv = ['nsenter', '-t', str(pid), *how]\n"
         "    return subprocess.Popen([*argv, 'sh', '-c', script], stdout=subprocess.PIPE)\n"
         "container.start(S, 201)\n"
         "p = run('trap \"echo asked; exit 3\" TERM; echo on; while :; do sleep 0.05; done')\n"
