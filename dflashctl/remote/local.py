@@ -17,6 +17,10 @@ from dflashctl.remote.environment import clean_environment
 from dflashctl.remote.limits import check_argv
 
 CHUNK = 1 << 16
+QUIET_AFTER_EXIT_S = 1.0
+"""A command that has ended may have left a child that holds its output open; that child is not waited for."""
+
+TICK_S = 0.2
 
 
 class LocalEngine(Engine):
@@ -106,7 +110,7 @@ def _drain(
     deadline: float,
     on_stdout: Callable[[bytes], None] | None,
 ) -> tuple[bytes, bytes]:
-    """Feed stdin and read both streams together until both are closed and the process has ended.
+    """Feed stdin and read both streams together until both are closed, or quiet after the process has ended.
 
     Raises TimeoutError at `deadline` (time.monotonic); the process is left alone.
     """
@@ -121,11 +125,15 @@ def _drain(
             selector.register(process.stdin, selectors.EVENT_WRITE)
         else:
             process.stdin.close()
+        moved_at = time.monotonic()
         while selector.get_map():
-            left = deadline - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if now >= deadline:
                 raise TimeoutError
-            for key, _ in selector.select(left):
+            if now - moved_at >= QUIET_AFTER_EXIT_S and process.poll() is not None:
+                break
+            for key, _ in selector.select(min(deadline - now, TICK_S)):
+                moved_at = time.monotonic()
                 if key.fileobj is process.stdin:
                     try:
                         rest = rest[os.write(process.stdin.fileno(), rest[:CHUNK]) :]
