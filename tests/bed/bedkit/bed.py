@@ -1,7 +1,7 @@
 """The running bed: start it, act on its host and in its containers, put it back between tests, end it.
 
 What tests learn here comes from LXC, /proc and the simulated driver themselves, never through dflashctl, so
-that the two can be compared. """
+that the two can be compared."""
 
 from __future__ import annotations
 

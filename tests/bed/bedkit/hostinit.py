@@ -4,7 +4,7 @@ the GPU driver, and all LXC containers. When it ends, for whatever reason, the k
     unshare --mount --pid --uts --fork --kill-child ... python -I hostinit.py PLAN.json
 
 It does the plan's mounts, starts the plan's servers, prints `ready`, reaps orphans, and ends when its stdin
-closes: that is when the test process that holds the other end is gone. Standard library only. """
+closes: that is when the test process that holds the other end is gone. Standard library only."""
 
 from __future__ import annotations
 

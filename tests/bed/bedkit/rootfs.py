@@ -1,7 +1,7 @@
 """Root file systems for the containers: made once by mmdebstrap, kept under a cache keyed by what is in them.
 
 A container never writes to them: each lays an overlay on top. An unprivileged container needs every owner
-shifted to its range of the host's ids, so it has a shifted copy of its own. """
+shifted to its range of the host's ids, so it has a shifted copy of its own."""
 
 from __future__ import annotations
 

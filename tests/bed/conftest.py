@@ -1,0 +1,50 @@
+"""Fixtures of the bed: `bed` (a running host with containers), `proxied` (a harmful line to its sshd).
+
+A bed that cannot run here is never silent: with CI=true it fails the tests, elsewhere one loud line at the
+end says what did not run and how to get it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from bedkit import need
+from bedkit.bed import Bed, sessions
+from proxy import Proxy
+
+_LOUD = "DID NOT RUN: the bed. {}. To get it, {}"
+
+
+@pytest.fixture(scope="session")
+def bed_session() -> Iterator[Bed]:
+    """One bed for all tests of this worker."""
+    reason = need.reason_against()
+    if reason is not None:
+        text = _LOUD.format(reason, need.HOW)
+        if need.must_run():
+            pytest.fail(text, pytrace=False)
+        pytest.skip(text)
+    yield from sessions()
+
+
+@pytest.fixture
+def bed(bed_session: Bed) -> Iterator[Bed]:
+    """The bed as new: healthy GPUs, empty containers, nobody in them."""
+    try:
+        yield bed_session
+    finally:
+        bed_session.reset()
+
+
+@pytest.fixture
+def proxied(bed: Bed) -> Iterator[Proxy]:
+    """A line to the bed's sshd that can be harmed; its port's host key is known."""
+    with Proxy(bed.port) as proxy:
+        with open(bed.known_hosts, "a") as f:
+            f.write(bed.known_hosts_line(proxy.port))
+        yield proxy

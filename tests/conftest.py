@@ -1,0 +1,20 @@
+"""What could not be proven on this machine is said loudly at the end, never lost among the dots."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line for each reason that begins with DID NOT RUN, with the number of tests."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        text = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        if "DID NOT RUN" in text:
+            reasons[text[text.index("DID NOT RUN") :]] += 1
+    if reasons:
+        terminalreporter.section("NOT PROVEN HERE", sep="!", red=True, bold=True)
+        for reason, count in reasons.items():
+            terminalreporter.write_line(f"{count} tests {reason}", red=True, bold=True)
