@@ -122,7 +122,7 @@ def _start(run: RunFolder, record: Dict[str, Any], request: Dict[str, Any]) -> D
         _write_folder(run, record, str(request.get("recipe_yaml", "")))
         rotated = rotate_log(run, str(record["log"]))
         run.append_event("launched", by=record.get("created_by"), host=record.get("host"))
-    except OSError:
+    except (OSError, AgentError):
         shutil.rmtree(run.path, ignore_errors=True)  # nothing was started: leave no half of a run
         raise
     word = spawn_supervisor(run, dict(request.get("secrets") or {}))

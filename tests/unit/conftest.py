@@ -44,6 +44,8 @@ class RunBox:
             "record": record,
             "recipe_yaml": "version: 1\n",
             "secrets": {},
+            "release_dir": None,
+            "allow_busy": False,
             "settle_s": 0.0,
         }
         for key, value in changes.items():
