@@ -12,7 +12,6 @@ from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, RecipeOpt
 
 if TYPE_CHECKING:
     from dflashctl.config.hosts import Host
-    from dflashctl.errors import DflashError
     from dflashctl.remote.engine import Progress
     from dflashctl.runs.deploy import Source
 
@@ -35,62 +34,67 @@ def deploy(
 
     Nothing is switched before every byte, every compile, the expected lines and the import are proven.
     """
+    from dflashctl.cli.eachhost import Outcome, each_host
     from dflashctl.config import load_hosts, load_recipe
-    from dflashctl.errors import DflashError
-    from dflashctl.render.json import emit
     from dflashctl.runs.deploy import read_source
 
     hosts = load_hosts()
     targets = hosts.hosts(host)
     source = read_source(load_recipe(recipe, hosts))
-    results: list[dict[str, Any]] = []
-    failures: list[tuple[Host, DflashError]] = []
-    for number, target in enumerate(targets):
-        if number and not json:
-            print()
-        try:
-            results.append(_deploy_one(target, source, dry_run=dry_run, quiet=json, wait_s=wait))
-        except DflashError as error:
-            if len(targets) == 1:
-                raise
-            failures.append((target, error))
-            results.append(_failure(target, error, quiet=json))
-    if json:
-        emit("dflashctl.deploy/1", {"recipe": source.recipe.name, "dry_run": dry_run, "hosts": results})
-    _judge(failures, len(targets))
+
+    def act(target: Host) -> Outcome:
+        done = _plan_only(target, source, json) if dry_run else _deploy(target, source, json, wait)
+        return Outcome({"host": target.name, "recipe": source.recipe.name, "dry_run": dry_run, **done})
+
+    each_host(targets, act, json=json, schema="dflashctl.deploy/1")
 
 
-def _deploy_one(host: Host, source: Source, *, dry_run: bool, quiet: bool, wait_s: float) -> dict[str, Any]:
-    from dflashctl.remote.factory import open_engine
-    from dflashctl.render import deploy as render
-    from dflashctl.render.table import say, warn
-    from dflashctl.runs import deploy as runs
+def _title(host: Host, source: Source) -> None:
+    from dflashctl.render.deploy import title
+    from dflashctl.render.table import say
 
     git, changed = source.git()
-    if not quiet:
-        say(render.title(host.name, source.recipe.name, source.snapshot.release, git, changed))
+    say(title(host.name, source.recipe.name, source.snapshot.release, git, changed))
+
+
+def _plan_only(host: Host, source: Source, json: bool) -> dict[str, Any]:
+    from dflashctl.remote.factory import open_engine
+    from dflashctl.render.deploy import plan_payload, plan_report
+    from dflashctl.render.table import say
+    from dflashctl.runs.deploy import plan
+
     with open_engine(host) as engine:
-        if dry_run:
-            planned = runs.plan(engine, source)
-            if not quiet:
-                say(render.plan_report(planned))
-            return {"host": host.name, "ok": True, **render.plan_payload(planned)}
-        with _progress(quiet) as progress:
-            done = runs.deploy(engine, source, wait_s=wait_s, progress=progress)
+        planned = plan(engine, source)
+    if not json:
+        _title(host, source)
+        say(plan_report(planned))
+    return plan_payload(planned)
+
+
+def _deploy(host: Host, source: Source, json: bool, wait_s: float) -> dict[str, Any]:
+    from dflashctl.remote.factory import open_engine
+    from dflashctl.render.deploy import deployed_payload, report, warnings
+    from dflashctl.render.table import say, warn
+    from dflashctl.runs.deploy import deploy as act
+
+    if not json:
+        _title(host, source)
+    with open_engine(host) as engine, _progress() as progress:
+        done = act(engine, source, wait_s=wait_s, progress=progress)
     notes = [*done.plan.warnings, *done.proof["warnings"]]
     if notes:
-        warn(render.warnings(notes))
-    if not quiet:
-        say(render.report(done))
-    return render.deployed_payload(done)
+        warn(warnings(notes))
+    if not json:
+        say(report(done))
+    return deployed_payload(done)
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
-    """A bar for the bytes on a terminal; it vanishes when it is done."""
+def _progress() -> Iterator[Progress | None]:
+    """A bar for the bytes when stderr is a terminal; it vanishes when it is done."""
     import sys
 
-    if quiet or not sys.stderr.isatty():
+    if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
@@ -100,22 +104,3 @@ def _progress(quiet: bool) -> Iterator[Progress | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("send", total=None, visible=False)
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
-
-
-def _failure(host: Host, error: DflashError, *, quiet: bool) -> dict[str, Any]:
-    from dflashctl.render.table import say
-
-    if not quiet:
-        import sys
-
-        say(f"error: {error}", file=sys.stderr)
-    body = {"what": error.what, "where": error.where, "next": error.next, "exit_code": int(error.exit_code)}
-    return {"host": host.name, "ok": False, "error": body}
-
-
-def _judge(failures: list[tuple[Host, DflashError]], total: int) -> None:
-    if failures:
-        from dflashctl.errors import SomeHostsFailed
-
-        names = ", ".join(host.name for host, _ in failures)
-        raise SomeHostsFailed(f"{len(failures)} of {total} hosts failed: {names}")

@@ -27,12 +27,17 @@ def report(done: Deployed) -> str:
     proof, plan = done.proof, done.plan
     rows = [*_compiled_here(plan), ("sent", _sent(done))]
     inside = f"{proof['python']} {proof['python_version']}"
-    rows.append(("verified inside", f"{proof['verified']} sha256, {proof['compiled']} compiled by {inside}"))
+    rows.append(
+        (
+            "verified inside",
+            f"{count(proof['verified'])} sha256, {count(proof['compiled'])} compiled by {inside}",
+        )
+    )
     for number, hit in enumerate(proof["expect"]):
         rows.append(("expect" if number == 0 else "", _expectation(hit)))
     if proof["imports"]:
         rows.append(("imports", _import(proof)))
-    rows.append(("switched" if proof["switched"] else "current", _switch(proof)))
+    rows.append(("switched" if proof["switched"] else "unchanged", _switch(proof)))
     if proof["pruned"]:
         rows.append(("removed", ", ".join(name[:SHORT] for name in proof["pruned"])))
     text = "\n".join(f"  {label:<{LABEL_WIDTH}}{line(value)}" for label, value in rows)
@@ -72,7 +77,7 @@ def _import(proof: dict[str, Any]) -> str:
 def _switch(proof: dict[str, Any]) -> str:
     now = str(proof["release"])[:SHORT]
     if not proof["switched"]:
-        return f"current -> {now} (as before)"
+        return f"current -> {now}"
     before = proof["before"]
     return f"current -> {now}" + (f" (before: {before[:SHORT]}, kept)" if before else " (the first)")
 
@@ -89,10 +94,8 @@ def warnings(items: tuple[str, ...] | list[str]) -> str:
 
 
 def deployed_payload(done: Deployed) -> dict[str, Any]:
-    """One host's part of `dflashctl.deploy/1`."""
+    """What was done, for `dflashctl.deploy/1`."""
     return {
-        "host": done.host.name,
-        "ok": True,
         **plan_payload(done.plan),
         "git": done.git,
         "sent_files": done.sent_files,

@@ -55,10 +55,8 @@ class DeployPlan:
         if self.exists:
             steps.append(f"verify {plural(self.total, 'file')} of release {self.release[:8]}, which is there")
         else:
-            kept = self.total - len(self.send)
-            steps.append(
-                f"unpack release {self.release[:8]}, {plural(kept, 'file')} from releases that are there"
-            )
+            kept = plural(self.total - len(self.send), "file")
+            steps.append(f"unpack release {self.release[:8]}, taking {kept} from releases that are there")
         steps.append(f"prove it with {self.facts.get('python')}: sha256, compile, expect, import")
         if self.is_current:
             steps.append(f"leave current -> {self.release[:8]} as it is")

@@ -1,0 +1,306 @@
+"""The whole deploy on engine `local`: the real agent in a real process, only without ssh and container.
+
+Run: python -m pytest tests/unit/test_deploy_local.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dflashctl.agent import release
+from dflashctl.config.hosts import HostEntry, complete
+from dflashctl.config.resolve import read_recipe
+from dflashctl.errors import DflashError, Locked, UsageError, VerificationFailed
+from dflashctl.remote.engine import Engine, Progress
+from dflashctl.remote.local import LocalEngine
+from dflashctl.runs import deploy as runs
+from dflashctl.runs.deploy import Deployed, read_source
+
+RECIPE = """
+version: 1
+name: warm
+deploy:
+  include: [prog/**]
+  entry: prog
+  expect: [{file: prog/a.py, text: "graphs = False"}]
+launch: {command: [python, -m, prog]}
+"""
+
+
+class Place:
+    """A project and a host of engine `local`, all below one temporary folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.project = root / "project"
+        self.write("recipes/warm.yaml", RECIPE)
+        self.write("prog/__init__.py", "")
+        self.write("prog/a.py", "graphs = False\n")
+        entry = HostEntry(
+            engine="local",
+            code_root=str(root / "code"),
+            workdir=str(root / "work"),
+            state_dir=str(root / "state"),
+        )
+        self.host = complete("here", entry)
+        self.engine: Engine = LocalEngine(self.host)
+
+    def write(self, name: str, text: str) -> None:
+        path = self.project / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def deploy(self, **options: float) -> Deployed:
+        source = read_source(read_recipe(self.project / "recipes" / "warm.yaml"))
+        return runs.deploy(self.engine, source, **options)
+
+    def current(self) -> str | None:
+        return release.current_release(str(self.root / "code"))
+
+    def litter(self) -> list[str]:
+        code = self.root / "code"
+        found = [path.name for path in code.iterdir() if path.name.startswith(".") and path.name != ".lock"]
+        return found + [p.name for p in (code / "releases").iterdir() if len(p.name) != 64]
+
+
+class Through(LocalEngine):
+    """A local engine with a fault in its `put`."""
+
+    def __init__(self, place: Place, fault: Callable[[Path, str], None]) -> None:
+        super().__init__(place.host)
+        self._fault = fault
+
+    def put(
+        self,
+        source: Path,
+        destination: str,
+        *,
+        mode: int = 0o644,
+        timeout_s: float,
+        progress: Progress | None = None,
+    ) -> None:
+        self._fault(source, destination)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_first_again_and_changed(place: Place) -> None:
+    first = place.deploy()
+    assert (first.sent_files, first.proof["switched"], first.proof["compiled"]) == (2, True, 2)
+    again = place.deploy()
+    assert (again.sent_files, again.archive_bytes, again.proof["switched"]) == (0, 0, False)
+    place.write("prog/a.py", "graphs = False  # changed\n")
+    changed = place.deploy()
+    assert (changed.sent_files, changed.proof["before"]) == (1, first.proof["release"])
+    assert changed.proof["expect"][0]["line"] == 1
+    assert place.litter() == []
+
+
+def test_progress_ends_with_all_bytes(place: Place) -> None:
+    seen: list[tuple[int, int]] = []
+    source = read_source(read_recipe(place.project / "recipes" / "warm.yaml"))
+    done = runs.deploy(place.engine, source, progress=lambda now, total: seen.append((now, total)))
+    assert seen[-1] == (done.archive_bytes, done.archive_bytes)
+
+
+def test_a_syntax_error_stops_before_anything_travels(place: Place) -> None:
+    def no_put(source: Path, destination: str) -> None:
+        raise AssertionError("something travelled")
+
+    place.write("prog/a.py", "def broken(:\n")
+    place.engine = Through(place, no_put)
+    with pytest.raises(VerificationFailed, match=r"prog/a\.py:1: SyntaxError"):
+        place.deploy()
+    assert place.current() is None
+
+
+def test_a_release_pruned_between_facts_and_install_is_sent_after_all(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What two people on two laptops can do to each other, at the worst moment."""
+    import shutil
+
+    place.deploy()
+    place.write("prog/b.py", "b = 1\n")
+    real = runs.read_facts
+
+    def facts_then_gone(*args: object, **options: object) -> dict[str, object]:
+        answer = real(*args, **options)  # type: ignore[arg-type]
+        shutil.rmtree(place.root / "code" / "releases")
+        return answer
+
+    monkeypatch.setattr(runs, "read_facts", facts_then_gone)
+    done = place.deploy()
+    assert done.sent_files == 3
+    assert done.proof["switched"]
+    assert place.litter() == []
+
+
+def nothing_arrives(source: Path, destination: str) -> None:
+    """As `pct push` to a full disk or a missing folder: it says that all is well."""
+
+
+def half_arrives(source: Path, destination: str) -> None:
+    Path(destination).write_bytes(source.read_bytes()[:50])
+
+
+def cut_off(source: Path, destination: str) -> None:
+    half_arrives(source, destination)
+    raise DflashError("the connection was lost")
+
+
+def interrupted(source: Path, destination: str) -> None:
+    half_arrives(source, destination)
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        (nothing_arrives, VerificationFailed, "the archive did not arrive"),
+        (half_arrives, VerificationFailed, r"the archive arrived with 50 of \d+ bytes"),
+        (cut_off, DflashError, "the connection was lost"),
+        (interrupted, KeyboardInterrupt, None),
+    ],
+)
+def test_a_push_that_goes_wrong_leaves_the_old_release_and_no_litter(
+    place: Place, fault: Callable[[Path, str], None], error: type[BaseException], message: str | None
+) -> None:
+    place.deploy()
+    before = place.current()
+    place.write("prog/a.py", "graphs = False  # new\n")
+    place.engine = Through(place, fault)
+    with pytest.raises(error, match=message):
+        place.deploy()
+    assert place.current() == before
+    assert place.litter() == []
+    place.engine = LocalEngine(place.host)
+    assert place.deploy().proof["switched"]
+
+
+def test_a_locked_place_is_its_own_error(place: Place) -> None:
+    from dflashctl.agent.deploylock import DeployLock
+
+    place.deploy()
+    with (
+        DeployLock(str(place.root / "code"), "ben@desk", "warm"),
+        pytest.raises(Locked, match="ben@desk") as caught,
+    ):
+        place.deploy()
+    assert caught.value.exit_code == 8
+
+
+def test_the_environments_pythonpath_cannot_come_before_the_release(place: Place) -> None:
+    other = place.root / "other" / "prog"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    place.write(
+        "recipes/warm.yaml", RECIPE.replace("launch: {", f"launch: {{env: {{PYTHONPATH: {other.parent}}}, ")
+    )
+    assert place.deploy().proof["imports"].startswith(str(place.root / "code" / "releases"))
+    place.write("recipes/warm.yaml", RECIPE.replace("entry: prog", "entry: only"))
+    (place.root / "other" / "only.py").write_text("")
+    with pytest.raises(VerificationFailed, match="could not import only"):
+        place.deploy()
+
+
+def test_a_recipe_that_only_launches_has_nothing_to_deploy(place: Place) -> None:
+    place.write("recipes/warm.yaml", "version: 1\nname: warm\nlaunch: {command: [/bin/true]}\n")
+    with pytest.raises(UsageError, match="recipe warm has nothing to deploy"):
+        place.deploy()
+
+
+# --- the command line ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(place: Place) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    hosts = "".join(
+        f"  {name}: {{engine: local, code_root: {place.root}/{name}, workdir: {place.root}/work,"
+        f" state_dir: {place.root}/state, python: {python}}}\n"
+        for name, python in (("here", sys.executable), ("there", sys.executable), ("nowhere", "/no/python"))
+    )
+    place.write("hosts.yaml", f"version: 1\ndefaults: {{host: here, recipe: warm}}\nhosts:\n{hosts}")
+    env = {
+        **os.environ,
+        "DFLASHCTL_HOSTS": str(place.project / "hosts.yaml"),
+        "XDG_STATE_HOME": str(place.root),
+    }
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "dflashctl", "deploy", *words],
+            env={**env, "PYTHONPATH": str(Path(__file__).parents[2])},
+            cwd=place.project,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    yield run
+
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_what_a_person_sees(place: Place, command: Command) -> None:
+    done = command()
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    name = (place.root / "here" / "current").readlink().name
+    assert lines[0] == f"here · warm · release {name[:8]}"
+    assert lines[1] == "  compiled here     2 files"
+    assert lines[2].startswith("  sent              2 of 2 files, ")
+    assert lines[3].startswith("  verified inside   2 sha256, 2 compiled by " + sys.executable)
+    assert lines[4] == "  expect            prog/a.py:1: graphs = False"
+    assert lines[5] == f"  imports           prog from {place.root}/here/releases/{name[:8]}"
+    assert lines[6] == f"  switched          current -> {name[:8]} (the first)"
+    assert lines[7].startswith("deployed in ")
+    assert "nothing to send" in command().stdout
+
+
+def test_dry_run_shows_the_plan_and_makes_nothing(place: Place, command: Command) -> None:
+    done = command("--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "would send 2 of 2 files" in done.stdout
+    assert not (place.root / "here").exists()
+
+
+def test_json_for_programs(place: Place, command: Command) -> None:
+    body = json.loads(command("--json").stdout)
+    assert (body["schema"], body["host"], body["dry_run"]) == ("dflashctl.deploy/1", "here", False)
+    assert body["proof"]["switched"] is True
+    assert body["send"] == ["prog/__init__.py", "prog/a.py"]
+
+
+def test_one_of_several_hosts_fails_and_the_others_are_done(place: Place, command: Command) -> None:
+    done = command("-H", "here,nowhere,there")
+    assert done.returncode == 10, done.stderr
+    assert "1 of 3 hosts failed: nowhere" in done.stderr
+    assert (place.root / "there" / "current").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("-H", "hree"), 6, "no host named 'hree'"),
+        (("-r", "wram"), 6, "did you mean 'warm'?"),
+        (("-H", "here,"), 2, "an empty name"),
+        (("--wait", "-1"), 2, "wait"),
+    ],
+)
+def test_mistakes_are_one_message(command: Command, words: tuple[str, ...], code: int, message: str) -> None:
+    done = command(*words)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
