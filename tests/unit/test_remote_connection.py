@@ -1,0 +1,339 @@
+"""The ssh connection against a real server on the loopback address.
+
+Run: python -m pytest tests/unit/test_remote_connection.py
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from dflashctl.errors import HostKeyChanged, Unreachable, UsageError
+from dflashctl.remote import connection as connection_module
+from dflashctl.remote.channel import CallTimeout
+from dflashctl.remote.connection import SshConnection
+from dflashctl.remote.hostkeys import UnknownHostKey
+from dflashctl.remote.known_hosts import fingerprint, line_for
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from remote_box import Box, Server, new_key
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    made = Box(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def connection(box: Box) -> Iterator[SshConnection]:
+    made = SshConnection(box.target)
+    yield made
+    made.close()
+
+
+def test_stdout_stderr_and_exit_status_are_kept_apart(connection: SshConnection) -> None:
+    finished = connection.run(["sh", "-c", "cat; echo err >&2; exit 7"], stdin=b"in\0put", timeout_s=10)
+    assert (finished.exit_status, finished.stdout, finished.stderr) == (7, b"in\0put", b"err\n")
+
+
+def test_one_connection_serves_many_commands(box: Box, connection: SshConnection) -> None:
+    for number in range(5):
+        assert connection.run(["echo", str(number)], timeout_s=10).stdout == f"{number}\n".encode()
+    assert box.server.accepted == 1
+
+
+def test_death_by_signal_is_told_by_the_shell_or_has_no_status(connection: SshConnection) -> None:
+    assert connection.run(["sh", "-c", "kill -9 $$"], timeout_s=10).exit_status == 137
+    assert connection.run(["sh", "-c", "kill -9 $PPID"], timeout_s=10).exit_status is None  # the shell itself
+
+
+def test_50_mb_on_both_streams_and_on_stdin_at_once(connection: SshConnection) -> None:
+    """Reading one stream at a time would deadlock: each is far larger than the channel's window."""
+    size = 50_000_000
+    script = (
+        "import sys, threading\n"
+        f"n = {size}\n"
+        "def write(s):\n"
+        "    for _ in range(n // 100000): s.write(b'x' * 100000)\n"
+        "    s.flush()\n"
+        "t = threading.Thread(target=write, args=(sys.stderr.buffer,)); t.start()\n"
+        "write(sys.stdout.buffer); t.join()\n"
+        "sys.exit(len(sys.stdin.buffer.read()) != 5_000_000)\n"
+    )
+    seen = 0
+
+    def count(data: bytes) -> None:
+        nonlocal seen
+        seen += len(data)
+
+    finished = connection.run(
+        [sys.executable, "-c", script], stdin=b"y" * 5_000_000, timeout_s=120, on_stdout=count
+    )
+    assert (len(finished.stdout), len(finished.stderr), seen) == (size, size, size)
+    assert finished.exit_status == 0
+
+
+def test_stdin_that_nobody_reads_does_not_hang(connection: SshConnection) -> None:
+    assert connection.run(["true"], stdin=b"z" * 8_000_000, timeout_s=20).exit_status == 0
+
+
+def test_stdin_ends_even_when_it_is_empty(connection: SshConnection) -> None:
+    assert connection.run(["cat"], timeout_s=10).stdout == b""
+
+
+def test_several_channels_at_once_from_threads(box: Box, connection: SshConnection) -> None:
+    def work(number: int) -> bytes:
+        return connection.run(["sh", "-c", f"sleep 0.3; echo {number}"], timeout_s=20).stdout
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(work, range(8))) == [f"{n}\n".encode() for n in range(8)]
+    assert time.monotonic() - started < 2.0  # one after the other it would be 2.4
+    assert box.server.accepted == 1
+
+
+def test_a_deadline_ends_the_wait_at_once(connection: SshConnection) -> None:
+    connection.run(["true"], timeout_s=10)
+    started = time.monotonic()
+    with pytest.raises(CallTimeout):
+        connection.run(["sleep", "3"], timeout_s=0.5)
+    assert 0.4 < time.monotonic() - started < 1.5
+
+
+def test_a_deadline_also_ends_a_command_that_never_stops_talking(connection: SshConnection) -> None:
+    with pytest.raises(CallTimeout):
+        connection.run(["timeout", "5", "yes"], timeout_s=0.5)
+
+
+def test_a_child_that_keeps_the_output_open_is_not_waited_for(connection: SshConnection) -> None:
+    started = time.monotonic()
+    finished = connection.run(["sh", "-c", "sleep 4 & echo started"], timeout_s=20)
+    assert finished.stdout == b"started\n"
+    assert finished.exit_status == 0
+    assert time.monotonic() - started < 3.0
+
+
+def test_a_connection_that_breaks_says_that_the_command_may_run_on(
+    box: Box, connection: SshConnection
+) -> None:
+    connection.run(["true"], timeout_s=10)
+    threading.Timer(0.3, box.server.drop).start()
+    with pytest.raises(Unreachable, match="may still be running"):
+        connection.run(["sleep", "3"], timeout_s=20)
+
+
+def test_after_a_break_the_next_command_connects_anew(box: Box, connection: SshConnection) -> None:
+    connection.run(["true"], timeout_s=10)
+    box.server.drop()
+    time.sleep(0.2)
+    assert connection.run(["echo", "again"], timeout_s=10).stdout == b"again\n"
+    assert box.server.accepted == 2
+
+
+def test_a_peer_that_says_nothing_any_more_is_given_up(box: Box) -> None:
+    """A stalled link: bytes go in, nothing comes out, no reset. Only our own watch can notice."""
+    stall = Stall(box.port)
+    box.known_hosts.write_text(
+        line_for(f"[127.0.0.1]:{stall.port}", box.host_key.get_name(), box.host_key.asbytes())
+    )
+    connection = SshConnection(box.targeted(port=stall.port), dead_after_s=1.0)
+    try:
+        connection.run(["true"], timeout_s=10)
+        threading.Timer(0.2, stall.stalled.set).start()
+        started = time.monotonic()
+        with pytest.raises(Unreachable, match="no sign of life"):
+            connection.run(["sleep", "8"], timeout_s=60)
+        assert time.monotonic() - started < 6.0
+    finally:
+        connection.close()
+        stall.close()
+
+
+class Stall:
+    """Passes bytes on until `stalled` is set; then it swallows them."""
+
+    def __init__(self, port: int) -> None:
+        self.stalled = threading.Event()
+        self._to = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        try:
+            near, _ = self._listener.accept()
+        except OSError:
+            return
+        far = socket.create_connection(("127.0.0.1", self._to))
+        for source, sink in ((near, far), (far, near)):
+            threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                if not self.stalled.is_set():
+                    sink.sendall(data)
+        except OSError:
+            pass
+        finally:
+            if not self.stalled.is_set():
+                sink.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_an_unknown_key_is_refused_with_its_fingerprint_and_the_way_out(box: Box) -> None:
+    box.known_hosts.write_text("")
+    with pytest.raises(UnknownHostKey) as caught:
+        SshConnection(box.target).run(["true"], timeout_s=10)
+    assert fingerprint(box.host_key.asbytes()) in caught.value.what
+    assert "dflashctl host trust box" in caught.value.next
+    assert caught.value.exit_code == 3
+
+
+def test_a_changed_key_has_its_own_error(box: Box) -> None:
+    other = new_key(box.root / "other")
+    box.known_hosts.write_text(line_for(f"[127.0.0.1]:{box.port}", other.get_name(), other.asbytes()))
+    with pytest.raises(HostKeyChanged) as caught:
+        SshConnection(box.target).run(["true"], timeout_s=10)
+    assert fingerprint(box.host_key.asbytes()) in caught.value.what
+    assert fingerprint(other.asbytes()) in caught.value.what
+    assert f"{box.known_hosts}:1" in caught.value.what
+    assert caught.value.exit_code == 11
+
+
+def test_nothing_is_sent_to_a_server_with_a_wrong_key(box: Box) -> None:
+    """Not even the log-in is tried."""
+    box.known_hosts.write_text("")
+    with pytest.raises(UnknownHostKey):
+        SshConnection(box.target).run(["true"], timeout_s=10)
+    time.sleep(0.2)
+    assert not any(transport.is_authenticated() for transport in box.server.transports)
+
+
+def test_a_busy_server_is_tried_a_second_time(box: Box, connection: SshConnection) -> None:
+    box.server.turn_away = 1
+    assert connection.run(["echo", "ok"], timeout_s=10).stdout == b"ok\n"
+    assert box.server.accepted == 2
+
+
+def test_a_server_that_stays_busy_is_unreachable(box: Box, connection: SshConnection) -> None:
+    box.server.turn_away = 9
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
+        connection.run(["true"], timeout_s=10)
+    assert box.server.accepted == 2
+
+
+def test_a_refused_connection_says_so(box: Box) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(Unreachable, match=f"nothing listens on 127.0.0.1 port {port}"):
+            SshConnection(box.targeted(port=port)).run(["true"], timeout_s=10)
+
+
+def test_a_port_that_never_greets_ends_with_the_connect_timeout(box: Box) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = box.targeted(port=silent.getsockname()[1], connect_timeout_s=0.4)
+        started = time.monotonic()
+        with pytest.raises(Unreachable):
+            SshConnection(target).run(["true"], timeout_s=30)
+        assert time.monotonic() - started < 4.0
+
+
+def test_an_unknown_name_says_so(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*args: object, **options: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(connection_module.socket, "getaddrinfo", unknown)
+    with pytest.raises(Unreachable, match="the name no-such-box is not known"):
+        SshConnection(box.targeted(host="no-such-box")).run(["true"], timeout_s=10)
+
+
+def test_a_resolver_that_hangs_ends_with_the_connect_timeout(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(connection_module.socket, "getaddrinfo", lambda *a, **k: release.wait(20) and [])
+    started = time.monotonic()
+    with pytest.raises(Unreachable, match="did not answer within"):
+        SshConnection(box.targeted(connect_timeout_s=0.3)).run(["true"], timeout_s=10)
+    assert time.monotonic() - started < 2.0
+    release.set()
+
+
+def test_a_wrong_key_is_told_with_what_was_offered(box: Box) -> None:
+    new_key(box.root / "stranger")
+    with pytest.raises(Unreachable, match="did not let root in") as caught:
+        SshConnection(box.targeted(identity_file=str(box.root / "stranger"))).run(["true"], timeout_s=10)
+    assert str(box.root / "stranger") in caught.value.what
+
+
+def test_arguments_that_cannot_travel_are_refused_before_anything_connects(box: Box) -> None:
+    connection = SshConnection(box.target)
+    for argv in (["echo", "a\0b"], ["echo", "x" * 200_000], ["echo", "\udc80"], [], [""]):
+        with pytest.raises(UsageError):
+            connection.run(argv, timeout_s=10)
+    many = ["echo", *("y" * 1000 for _ in range(140))]
+    with pytest.raises(UsageError, match="on stdin"):
+        connection.run(many, timeout_s=10)
+    assert box.server.accepted == 0
+
+
+def test_closing_twice_is_fine_and_ends_the_threads(box: Box) -> None:
+    connection = SshConnection(box.target)
+    connection.run(["true"], timeout_s=10)
+    connection.close()
+    connection.close()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        names = {thread.name for thread in threading.enumerate()}
+        if not names & {"ssh-keepalive", "ssh-watch"}:
+            break
+        time.sleep(0.05)
+    assert not names & {"ssh-keepalive", "ssh-watch"}
+
+
+def test_a_failed_connection_leaves_no_transport_behind(box: Box) -> None:
+    before = sum(isinstance(thread, paramiko.Transport) for thread in threading.enumerate())
+    box.known_hosts.write_text("")
+    with pytest.raises(UnknownHostKey):
+        SshConnection(box.target).run(["true"], timeout_s=10)
+    box.server.drop()
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        now = sum(isinstance(thread, paramiko.Transport) for thread in threading.enumerate())
+        if now <= before:
+            break
+        time.sleep(0.05)
+    assert now <= before
+
+
+def test_a_server_without_sftp_says_so(box: Box) -> None:
+    class NoFiles(Server):
+        def _greet(self, connection: socket.socket) -> None:
+            transport = paramiko.Transport(connection)
+            transport.add_server_key(self.service.host_key)
+            transport.start_server(server=self.session(self.service))
+
+    server = NoFiles(box.service)
+    box.known_hosts.write_text(
+        line_for(f"[127.0.0.1]:{server.port}", box.host_key.get_name(), box.host_key.asbytes())
+    )
+    try:
+        with pytest.raises(Unreachable, match="no sftp"):
+            SshConnection(box.targeted(port=server.port)).sftp(timeout_s=5)
+    finally:
+        server.close()
