@@ -27,12 +27,8 @@ def report(done: Deployed) -> str:
     proof, plan = done.proof, done.plan
     rows = [*_compiled_here(plan), ("sent", _sent(done))]
     inside = f"{proof['python']} {proof['python_version']}"
-    rows.append(
-        (
-            "verified inside",
-            f"{count(proof['verified'])} sha256, {count(proof['compiled'])} compiled by {inside}",
-        )
-    )
+    compiled = f", {count(proof['compiled'])} compiled" if proof["compiled"] else ""
+    rows.append(("verified inside", f"{count(proof['verified'])} sha256{compiled} by {inside}"))
     for number, hit in enumerate(proof["expect"]):
         rows.append(("expect" if number == 0 else "", _expectation(hit)))
     if proof["imports"]:
@@ -47,7 +43,7 @@ def report(done: Deployed) -> str:
 
 def _compiled_here(plan: DeployPlan) -> list[tuple[str, str]]:
     local = plan.compiled_here
-    if local is None:
+    if local is None or not local.count:
         return []
     inside = str(plan.facts["python_version"])
     same = local.python_version.split(".")[:2] == inside.split(".")[:2]
