@@ -32,11 +32,11 @@ DESCRIPTORS = 8192
 
 def main() -> int:
     """Stage 0, still outside: keys, the listening socket, the namespaces, pid 1."""
-    plan = HostPlan(**json.loads(read_line(0)))
-    keys.make_keys(Path(plan.ssh_dir))
-    service = sshd.load_service(Path(plan.ssh_dir), plan.home, plan.environment)
-    listener = sshd.listen()
     try:
+        plan = HostPlan(**json.loads(read_line(0)))
+        keys.make_keys(Path(plan.ssh_dir))
+        service = sshd.load_service(Path(plan.ssh_dir), plan.home, plan.environment)
+        listener = sshd.listen()
         ns.enter()
         pid = os.fork()
     except OSError as error:
@@ -50,7 +50,7 @@ def main() -> int:
 
 def refusal(error: OSError) -> dict[str, Any]:
     """A failed step as `lab up` gets it; refused.py turns it into advice."""
-    stage = error.stage if isinstance(error, ns.StageError) else "fork"
+    stage = error.stage if isinstance(error, ns.StageError) else "files"
     return {"stage": stage, "errno": error.errno, "error": str(error)}
 
 

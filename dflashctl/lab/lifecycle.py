@@ -96,15 +96,24 @@ def status() -> Status:
 def ssh_argv(endpoint: LabEndpoint) -> list[str]:
     """OpenSSH's command line to the lab's host, independent of the person's own configuration."""
     options = [
-        f"UserKnownHostsFile={endpoint.known_hosts}",
+        f"IdentityFile={_ssh_path(endpoint.key)}",  # -i cannot take every path
+        f"UserKnownHostsFile={_ssh_path(endpoint.known_hosts)}",
         "IdentitiesOnly=yes",
         "StrictHostKeyChecking=yes",
     ]
     return [
-        *("ssh", "-F", "none", "-i", endpoint.key, "-p", str(endpoint.port)),
+        *("ssh", "-F", "none", "-p", str(endpoint.port)),
         *(word for option in options for word in ("-o", option)),
         f"{endpoint.user}@{endpoint.host}",
     ]
+
+
+def _ssh_path(path: str) -> str:
+    """A path as a value in OpenSSH's configuration: words are split, and % starts a token (ssh_config(5))."""
+    escaped = path.replace("%", "%%")
+    if not any(char in escaped for char in " \t'\"\\"):
+        return escaped
+    return '"' + escaped.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _lives(record: Record) -> bool:

@@ -72,7 +72,7 @@ def explain(told: Mapping[str, Any], log: Path, known: Facts | None = None) -> D
 
 def advice(stage: str, number: int, known: Facts) -> tuple[str, str] | None:
     """(why, what helps) for a refused step, or None when it is not a refusal of namespaces."""
-    if stage not in ("unshare", "map", "mount", "proc", "pivot", "fork"):
+    if stage not in ("unshare", "map", "mount", "proc", "pivot"):
         return None
     if stage in ("mount", "pivot") and number not in (errno.EPERM, errno.EACCES):
         return None

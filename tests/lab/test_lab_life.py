@@ -1,23 +1,369 @@
-"""The lab comes up, is found, goes, and leaves nothing."""
+"""The lab comes up, is found, goes, and leaves nothing, whatever happens on the way."""
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import signal
 import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from lab_client import cli, cli_argv, cli_environment, enter, ssh
 
-from dflashctl.lab import lifecycle
-from dflashctl.lab.state import Record, load_endpoint
+from dflashctl.agent import proc
+from dflashctl.errors import Unreachable, UsageError
+from dflashctl.lab import bringup, layout, lifecycle
+from dflashctl.lab.state import LabPaths, Record, load_endpoint, read_record
 
 pytestmark = pytest.mark.lab
 
 
-def ssh(record: Record, command: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-    argv = lifecycle.ssh_argv(record.endpoint)
-    return subprocess.run([*argv, command], capture_output=True, timeout=60, check=False, **options)
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabPaths]:
+    """A place for a lab of the test's own; whatever is up there at the end is ended."""
+    paths = LabPaths(tmp_path / "own")
+    monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(paths.root))
+    yield paths
+    if paths.lock.exists():
+        lifecycle.down()
+    assert processes_of(paths) == []
 
 
-def test_the_fixture_lab_answers_ssh(lab: Record) -> None:
+def processes_of(paths: LabPaths) -> list[int]:
+    """Every process of this lab: it writes to the lab's log, or has the lab's folders mounted."""
+    found = []
+    for pid in proc.table():
+        try:
+            log = str(Path(f"/proc/{pid}/fd/2").readlink())
+        except OSError:
+            log = ""
+        try:
+            mounts = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
+        except OSError:
+            mounts = ""
+        if log == str(paths.log) or f"{paths.node} " in mounts or f"{paths.node}/" in mounts:
+            found.append(pid)
+    return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.02)
+
+
+def child_of_host(record: Record, name: str) -> int:
+    (child,) = [p.pid for p in proc.table().values() if p.ppid == record.pid and p.comm == name]
+    return child
+
+
+# --- the usual way ----------------------------------------------------------------------------------------
+
+
+def test_the_fixture_lab_answers(lab: Record) -> None:
     assert load_endpoint() == lab.endpoint
-    done = ssh(lab, "hostname; exit 7")
+    done = ssh(lab.endpoint, "hostname; exit 7")
     assert (done.returncode, done.stdout) == (7, b"pve1\n")
+
+
+def test_up_status_up_down_down(tmp_path: Path) -> None:
+    place = tmp_path / "l"
+    paths = LabPaths(place)
+    try:
+        done = cli("lab", "status", lab_dir=place)
+        assert done.returncode == 0 and "down" in done.stdout and "next: dflashctl lab up" in done.stdout
+        first = cli("lab", "up", lab_dir=place)
+        assert (first.returncode, first.stderr) == (0, "")
+        port = json.loads(paths.record.read_text())["endpoint"]["port"]
+        for word in (f"port {port}", "200, running", "8 simulated", "lab up in", f"-p {port}"):
+            assert word in first.stdout
+        again = cli("lab", "up", lab_dir=place)
+        assert again.returncode == 0 and "up already" in again.stdout
+        found = json.loads(cli("lab", "status", "--json", lab_dir=place).stdout)
+        assert (found["schema"], found["up"], found["state"]) == ("dflashctl.lab/1", True, "up")
+        assert (found["endpoint"]["port"], found["container_running"], found["gpus"]) == (port, True, 8)
+        assert (
+            len(processes_of(paths)) == 4
+        )  # the host's first process, its two servers, the container's first
+    finally:
+        down = cli("lab", "down", lab_dir=place)
+    assert (down.returncode, down.stdout) == (0, "the lab is down\n")
+    assert not place.exists() and processes_of(paths) == []
+    down = cli("lab", "down", lab_dir=place)
+    assert (down.returncode, down.stdout) == (0, "the lab was not up\n")
+    assert not place.exists()
+
+
+def test_up_is_quick(own: LabPaths) -> None:
+    seconds = []
+    for _ in range(3):
+        seconds.append(lifecycle.up().seconds)
+        lifecycle.down()
+    assert min(seconds) < 2
+
+
+@pytest.mark.parametrize(
+    "name", ["with space", "it's", "naïve-名前", "100%h", 'q"u$o`te', "a:b,c=d", "back\\slash"]
+)
+def test_folders_with_odd_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    paths = LabPaths(tmp_path / name / "lab")
+    monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(paths.root))
+    try:
+        record = lifecycle.up().record
+        assert ssh(record.endpoint, "nvidia-smi -L | wc -l").stdout == b"8\n"
+        assert enter(record.endpoint, "echo x > /workspace/f").returncode == 0
+    finally:
+        lifecycle.down()
+    assert not paths.root.exists()
+
+
+def test_a_folder_reached_by_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(tmp_path / "link/lab"))
+    try:
+        assert enter(lifecycle.up().record.endpoint, "hostname").stdout == b"ct200\n"
+    finally:
+        lifecycle.down()
+    assert list((tmp_path / "real").iterdir()) == []
+
+
+def test_keep_keeps_the_disks_only(own: LabPaths) -> None:
+    record = lifecycle.up().record
+    script = "echo kept > /workspace/f; echo kept > /root/f; echo gone > /run/f"
+    assert enter(record.endpoint, script).returncode == 0
+    assert lifecycle.down(keep=True)
+    assert {p.name for p in own.root.iterdir()} <= {"node", "lab.lock", "host.log"}
+    assert not lifecycle.down(keep=True)
+    done = enter(lifecycle.up().record.endpoint, "cat /workspace/f /root/f; cat /run/f")
+    assert (done.stdout, done.returncode) == (b"kept\nkept\n", 1)
+    assert lifecycle.down() and not own.root.exists()
+
+
+def test_what_a_program_left_unreadable_goes_with_the_lab(own: LabPaths) -> None:
+    record = lifecycle.up().record
+    script = "cd /workspace && mkdir -p a/b && echo x > a/b/f && chmod 0 a/b/f a/b a"
+    script += "; mkfifo /root/pipe && ln -s / /root/l"
+    assert enter(record.endpoint, script).returncode == 0
+    assert lifecycle.down() and not own.root.exists()
+
+
+# --- crashes ----------------------------------------------------------------------------------------------
+
+
+def test_killing_the_host_ends_everything_and_the_next_up_works(own: LabPaths) -> None:
+    record = lifecycle.up().record
+    enter(record.endpoint, "echo kept > /workspace/f; setsid sleep 300.875 </dev/null >/dev/null 2>&1 &")
+    ssh(record.endpoint, "setsid sleep 300.875 </dev/null >/dev/null 2>&1 &")
+    everything = proc.descendants([record.pid], proc.table())
+    assert len(everything) == 5  # two servers, the container's first process, two sleepers
+    os.kill(record.pid, signal.SIGKILL)
+    wait_for(lambda: not record.alive())
+    wait_for(lambda: processes_of(own) == [], 5)
+    assert [pid for pid in everything if (p := proc.read_process(pid)) and not p.dead] == []
+    with pytest.raises(Unreachable):
+        load_endpoint()
+    found = lifecycle.status()
+    assert found.record is None and str(own.log) in found.word
+    again = lifecycle.up()
+    assert again.cleaned and not again.already and again.record.endpoint.port != 0
+    assert enter(again.record.endpoint, "cat /workspace/f; nvidia-smi -L | wc -l").stdout == b"kept\n8\n"
+
+
+def test_down_after_a_crash_leaves_nothing(own: LabPaths) -> None:
+    record = lifecycle.up().record
+    os.kill(record.pid, signal.SIGKILL)
+    wait_for(lambda: not record.alive())
+    assert lifecycle.down()
+    assert not own.root.exists() and processes_of(own) == []
+
+
+@pytest.mark.parametrize(("name", "words"), [("sshd", "the ssh server"), ("gpu-driver", "the GPU driver")])
+def test_the_lab_ends_with_its_servers_and_says_so(own: LabPaths, name: str, words: str) -> None:
+    record = lifecycle.up().record
+    os.kill(child_of_host(record, name), signal.SIGKILL)
+    wait_for(lambda: not record.alive())
+    wait_for(lambda: processes_of(own) == [], 5)
+    assert f"{words} ended: so does the lab" in own.log.read_text()
+
+
+def test_a_lab_that_does_not_answer_is_made_anew(own: LabPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "ANSWER_DEADLINE_S", 0.5)
+    record = lifecycle.up().record
+    os.kill(child_of_host(record, "sshd"), signal.SIGSTOP)
+    assert lifecycle.status().word.startswith("half dead")
+    again = lifecycle.up()
+    assert not again.already and again.record.pid != record.pid
+    assert not record.alive()
+    assert ssh(again.record.endpoint, "echo ok").stdout == b"ok\n"
+
+
+def test_a_strangers_process_with_the_recorded_pid_is_left_alone(own: LabPaths) -> None:
+    record = lifecycle.up().record
+    stranger = subprocess.Popen(["sleep", "300"])
+    try:
+        wrong = replace(record, pid=stranger.pid)
+        assert bringup.end_process(stranger.pid, wrong)
+        text = own.record.read_text().replace(f'"pid": {record.pid}', f'"pid": {stranger.pid}')
+        os.kill(record.pid, signal.SIGKILL)
+        wait_for(lambda: not record.alive())
+        own.record.write_text(text)
+        assert read_record(own) == wrong
+        assert lifecycle.up().cleaned
+        assert lifecycle.down()
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_half_written_record_is_cleaned_away(own: LabPaths) -> None:
+    record = lifecycle.up().record
+    text = own.record.read_text()
+    os.kill(record.pid, signal.SIGKILL)
+    wait_for(lambda: not record.alive())
+    own.record.write_text(text[: len(text) // 2])
+    assert lifecycle.status().record is None
+    assert lifecycle.up().cleaned
+
+
+# --- interrupted ------------------------------------------------------------------------------------------
+
+
+def interrupted_up(paths: LabPaths, after_s: float, number: int) -> int:
+    process = subprocess.Popen(
+        cli_argv("lab", "up"),
+        env=cli_environment(paths.root),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(after_s)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors, errors
+    return process.returncode
+
+
+@pytest.mark.parametrize("after_s", [0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6])
+def test_ctrl_c_leaves_a_lab_or_nothing(own: LabPaths, after_s: float) -> None:
+    code = interrupted_up(own, after_s, signal.SIGINT)
+    record = read_record(own)
+    if record is not None and record.alive():
+        assert ssh(record.endpoint, "echo ok").stdout == b"ok\n"
+    else:
+        # -SIGINT: it came before Python was up
+        assert code in (130, -signal.SIGINT)
+        assert processes_of(own) == []
+        assert not own.root.exists() or {p.name for p in own.root.iterdir()} <= {
+            "lab.lock",
+            "host.log",
+            "node",
+        }
+    assert ssh(lifecycle.up().record.endpoint, "echo ok").stdout == b"ok\n"
+
+
+@pytest.mark.parametrize("after_s", [0.2, 0.3, 0.35, 0.4, 0.45, 0.5])
+def test_killing_up_leaves_a_lab_or_no_process(own: LabPaths, after_s: float) -> None:
+    interrupted_up(own, after_s, signal.SIGKILL)
+    record = read_record(own)
+    if record is None or not record.alive():
+        wait_for(lambda: processes_of(own) == [] or ((r := read_record(own)) and r.alive()))
+    assert ssh(lifecycle.up().record.endpoint, "echo ok").stdout == b"ok\n"
+
+
+# --- several at once --------------------------------------------------------------------------------------
+
+
+def start_cli(paths: LabPaths, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        cli_argv(*words),
+        env=cli_environment(paths.root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_several_ups_at_once_make_one_lab(own: LabPaths) -> None:
+    started = [start_cli(own, "lab", "up", "--json") for _ in range(4)]
+    said = [json.loads(process.communicate(timeout=60)[0]) for process in started]
+    assert [process.returncode for process in started] == [0] * 4
+    assert sorted(each["already_up"] for each in said) == [False, True, True, True]
+    assert len({each["endpoint"]["port"] for each in said}) == 1
+    assert len([p for p in processes_of(own) if proc.read_process(p).comm == "lab-host"]) == 1
+
+
+def test_ups_and_downs_at_once_end_in_a_state_that_is_whole(own: LabPaths) -> None:
+    started = [start_cli(own, "lab", word) for word in ("up", "down", "up", "down", "up", "down")]
+    for process in started:
+        text, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, text
+    record = read_record(own)
+    if record is None:
+        assert processes_of(own) == []
+    else:
+        assert ssh(record.endpoint, "echo ok").stdout == b"ok\n"
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["lab", "up"], ["lab", "down"]])
+def test_a_folder_of_other_files_is_refused(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    done = cli(*words, lab_dir=tmp_path)
+    assert done.returncode == 2 and "not a lab's" in done.stderr and "DFLASHCTL_LAB_DIR" in done.stderr
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def in_namespace(script: str, lab_dir: Path) -> list[str]:
+    """Run a command after the script, in user and mount namespaces of its own (all of this machine is in
+    sight). A lab that came up there by mistake is taken down there."""
+    down = shlex.join(["env", f"DFLASHCTL_LAB_DIR={lab_dir}", *cli_argv("lab", "down")])
+    whole = f'{script} || exit 99; "$@"; code=$?; {down} >/dev/null 2>&1; exit $code'
+    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", whole, "sh"]
+
+
+@pytest.mark.parametrize("size", ["4k", "20k", "40k", "60k", "80k"])
+def test_a_full_disk_is_said(tmp_path: Path, size: str) -> None:
+    place = tmp_path / "lab"
+    full = f"mount -t tmpfs -o size={size} none '{tmp_path}'"
+    done = cli("lab", "up", lab_dir=place, prefix=in_namespace(full, place))
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert "No space left on device" in done.stderr and "make room" in done.stderr
+    assert processes_of(LabPaths(place)) == []
+
+
+def test_no_user_namespaces_is_said(tmp_path: Path) -> None:
+    none = "echo 0 > /proc/sys/user/max_user_namespaces"
+    done = cli("lab", "up", lab_dir=tmp_path / "lab", prefix=in_namespace(none, tmp_path / "lab"))
+    assert done.returncode == 2 and "allows no user namespaces" in done.stderr
+    assert "sudo sysctl -w user.max_user_namespaces" in done.stderr
+    assert not (tmp_path / "lab").exists()
+
+
+def test_a_masked_proc_is_said(tmp_path: Path) -> None:
+    """As in a container of Docker: a new /proc would show what the mask hides, so the kernel refuses it."""
+    masked = "mount -t tmpfs none /proc/sys"
+    done = cli("lab", "up", lab_dir=tmp_path / "lab", prefix=in_namespace(masked, tmp_path / "lab"))
+    assert done.returncode == 2 and "proc /proc: Operation not permitted" in done.stderr, done.stderr
+    assert "nothing of the lab ever runs outside namespaces" in done.stderr
+
+
+def test_a_lab_of_another_pid_namespace_is_left_alone(own: LabPaths) -> None:
+    record = lifecycle.up().record
+    here = own.record.read_text()
+    own.record.write_text(layout.to_text(replace(record, pid_namespace=7).to_json()))
+    for action in (lifecycle.up, lifecycle.down):
+        with pytest.raises(UsageError, match="another pid namespace"):
+            action()
+    assert record.alive()
+    own.record.write_text(here)
