@@ -86,7 +86,7 @@ def app_pids(text: str) -> List[int]:
     found = []
     for line in text.splitlines():
         cell = line.partition(",")[0].strip()
-        if cell.isdigit() and int(cell) not in found:
+        if cell.isdecimal() and int(cell) not in found:
             found.append(int(cell))
     return found
 

@@ -40,7 +40,7 @@ def parse(text: str) -> Wish:
     text = text.strip()
     if text == "none":
         return Wish()
-    if text.isdigit():
+    if text.isdecimal():
         return Wish(count=int(text))
     names: list[int | str] = []
     for part in (part.strip() for part in text.rstrip(",").split(",")):

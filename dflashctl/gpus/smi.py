@@ -110,7 +110,7 @@ def parse_gpus(reading: Mapping[str, Any]) -> tuple[tuple[GpuReading, ...], str 
 def parse_gpu(line: str) -> GpuReading | None:
     """One row; None when the line is a message."""
     cells = [cell.strip() for cell in line.split(",", GPU_COLUMNS - 1)]
-    if len(cells) != GPU_COLUMNS or not cells[0].isdigit() or not cells[1].startswith(("GPU-", "MIG-")):
+    if len(cells) != GPU_COLUMNS or not cells[0].isdecimal() or not cells[1].startswith(("GPU-", "MIG-")):
         return None
     problem = None
     for name, cell in zip(("memory.used", "memory.total", "utilization.gpu"), cells[2:5], strict=True):
@@ -167,7 +167,7 @@ def parse_apps(reading: Mapping[str, Any]) -> tuple[tuple[App, ...], str | None]
     apps = []
     for line in lines:
         cells = [cell.strip() for cell in line.split(",", APP_COLUMNS - 1)]
-        if len(cells) == APP_COLUMNS and cells[0].isdigit():
+        if len(cells) == APP_COLUMNS and cells[0].isdecimal():
             apps.append(App(int(cells[0]), cells[2], _integer(_number(cells[1])), cells[3]))
     return tuple(apps), None
 

@@ -1,0 +1,436 @@
+"""Run with: pytest tests/unit/test_stop.py. Every kind of family is ended, exactly, and nobody else."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflashctl.agent import AgentError, proc, runfolder, signals, stop
+from dflashctl.errors import NotFound, UsageError
+from dflashctl.gpus.holders import Holder
+from dflashctl.gpus.idle import Box, Gpu
+from dflashctl.gpus.smi import GpuReading
+from dflashctl.runs.stop import check_freed, choose_targets, not_done
+
+READY = "open('ready', 'a').write('x')\n"
+SLEEP = "import os, signal, subprocess, sys, time\n"
+
+PROGRAMS = {
+    "plain": (SLEEP + READY + "time.sleep(60)", 1),
+    "deaf to TERM": (SLEEP + "signal.signal(15, signal.SIG_IGN)\n" + READY + "time.sleep(60)", 1),
+    "ranks in sessions of their own, deaf": (
+        SLEEP
+        + "me = 'import signal, time; signal.signal(15, signal.SIG_IGN)\\n' + %r\n"
+        % (READY + "time.sleep(60)")
+        + "ranks = [subprocess.Popen([sys.executable, '-c', me], start_new_session=True) for _ in range(3)]\n"
+        + "time.sleep(60)",
+        4,
+    ),
+    "forked twice": (
+        SLEEP
+        + "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        + "        open('ready', 'a').write('x')\n        time.sleep(60)\n    os._exit(0)\n"
+        + "os.wait()\ntime.sleep(60)",
+        2,
+    ),
+    "renamed, environment gone": (
+        SLEEP
+        + "import ctypes\n"
+        + "argv = ['bash', '-c', 'exec -a VLLM::Worker_TP0 sleep 60']\n"
+        + "subprocess.Popen(argv, env={}, start_new_session=True)\n"
+        + "ctypes.CDLL(None).prctl(15, b'VLLM::Engine', 0, 0, 0)\n"
+        + "time.sleep(0.2)\n"
+        + READY
+        + "time.sleep(60)",
+        2,
+    ),
+    "stopped": (SLEEP + READY + "os.kill(os.getpid(), signal.SIGSTOP)", 1),
+    "threads": (
+        SLEEP
+        + "import threading\n"
+        + "[threading.Thread(target=time.sleep, args=(60,)).start() for _ in range(8)]\n"
+        + READY
+        + "time.sleep(60)",
+        1,
+    ),
+    "a parent that replaces the dead": (
+        SLEEP
+        + "signal.signal(15, signal.SIG_IGN)\n"
+        + "def born(): return subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        + "children = [born() for _ in range(4)]\n"
+        + READY
+        + "while True:\n"
+        + "    children = [c if c.poll() is None else born() for c in children]\n"
+        + "    time.sleep(0.005)\n",
+        5,
+    ),
+    "deep": (
+        SLEEP
+        + "depth = int(os.environ.get('DEPTH', '0'))\n"
+        + "signal.signal(15, signal.SIG_IGN)\n"
+        + "if depth < 5:\n"
+        + "    deeper = {**os.environ, 'DEPTH': str(depth + 1)}\n"
+        + "    subprocess.Popen([sys.executable] + sys.orig_argv[1:], env=deeper)\n"
+        + "else:\n    open('ready', 'a').write('x')\n"
+        + "time.sleep(60)",
+        6,
+    ),
+}
+
+
+def start(
+    box: Any, until: Callable[..., Any], name: str, **changes: Any
+) -> tuple[dict[str, Any], list[proc.Process]]:
+    program, members = PROGRAMS[name]
+    answer = box.python(program, **{"grace_s": 0.5, **changes})
+    until(lambda: (box.root / "ready").exists())
+    family = until(lambda: len(found := box.family(answer)) >= members and found)
+    return answer, family
+
+
+def gone(processes: list[proc.Process]) -> bool:
+    return all(proc.living(one.identity) is None for one in processes)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_family_is_ended_to_the_last(box: Any, until: Callable[..., Any], name: str) -> None:
+    answer, family = start(box, until, name)
+    told = box.stop("t", reason="test")
+    assert told["outcome"] == "killed" and told["survivors"] == [] and told["problems"] == []
+    assert told["seconds"] < 0.5 + 3
+    assert gone(family) and box.family(answer) == []
+    assert told["exit"]["cause"] == "killed"
+    assert told["exit"]["killed_by"] == {"who": "ada@laptop", "reason": "test"}
+    until(lambda: not box.run(answer).live())
+    # TERM goes to the leader alone; it is torchrun's to pass it on.
+    assert told["signalled"]["TERM"] == [answer["leader"]["pid"]]
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if "replaces" not in name])
+def test_orphans_of_a_killed_supervisor_are_found_and_ended(
+    box: Any, until: Callable[..., Any], name: str
+) -> None:
+    answer, family = start(box, until, name)
+    run = box.run(answer)
+    wanted = {one.identity for one in family}
+    until(lambda: wanted <= set(run.identities()[1]))  # what the supervisor wrote down while it lived
+    supervisor = run.identities()[0]
+    assert supervisor is not None
+    signals.send_signal(supervisor, signal.SIGKILL)
+    until(lambda: not run.live())
+    assert {one.identity for one in box.family(answer)} >= wanted
+    told = box.stop("t")
+    assert told["outcome"] == "killed" and gone(family)
+    assert told["exit"]["cause"] == "killed" and told["exit"]["code"] is None
+    assert "supervisor was gone" in told["exit"]["why"]
+    assert told["exit"]["wall_s"] > 0
+
+
+def test_an_orphan_whose_leader_is_gone_too_is_found_by_its_environment(
+    box: Any, until: Callable[..., Any]
+) -> None:
+    answer, family = start(box, until, "ranks in sessions of their own, deaf")
+    run = box.run(answer)
+    supervisor = run.identities()[0]
+    assert supervisor is not None
+    signals.send_signal(supervisor, signal.SIGKILL)
+    until(lambda: not run.live())
+    for name in ("members.json", "supervisor.json"):  # as if the disk had been full
+        Path(run.file(name)).unlink(missing_ok=True)
+    signals.send_signal((answer["leader"]["pid"], answer["leader"]["start"]), signal.SIGKILL)
+    told = box.stop("t")
+    assert told["outcome"] == "killed" and gone(family)
+
+
+def test_a_leader_that_obeys_gets_its_grace_and_no_kill(box: Any, until: Callable[..., Any]) -> None:
+    program = (
+        SLEEP
+        + "def bye(*_):\n    time.sleep(0.6); print('saved', flush=True); sys.exit(0)\n"
+        + "signal.signal(15, bye)\n"
+        + READY
+        + "time.sleep(60)"
+    )
+    answer = box.python(program, grace_s=5.0)
+    until(lambda: (box.root / "ready").exists())
+    told = box.stop("t")
+    assert told["signalled"]["KILL"] == []
+    assert box.log(answer) == "saved\n"
+    assert (told["exit"]["code"], told["exit"]["cause"]) == (0, "killed")
+    assert 0.6 <= told["seconds"] < 3
+
+
+def test_killing_twice_is_fine(box: Any, until: Callable[..., Any]) -> None:
+    start(box, until, "plain")
+    first, second = box.stop("t"), box.stop("t")
+    assert (first["outcome"], second["outcome"]) == ("killed", "already_ended")
+    assert second["exit"] == first["exit"] and second["signalled"] == {"TERM": [], "KILL": []}
+
+
+def test_two_kills_at_once_send_one_term(box: Any, until: Callable[..., Any]) -> None:
+    """Two TERMs would make torchrun drop its ranks before they have saved."""
+    program = (
+        SLEEP
+        + "def bye(*_):\n    open('terms', 'a').write('x'); time.sleep(0.5); sys.exit(0)\n"
+        + "signal.signal(15, bye)\n"
+        + READY
+        + "time.sleep(60)"
+    )
+    box.python(program, grace_s=5.0)
+    until(lambda: (box.root / "ready").exists())
+    outcomes: list[str] = []
+    threads = [threading.Thread(target=lambda: outcomes.append(box.stop("t")["outcome"])) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (box.root / "terms").read_text() == "x"
+    assert outcomes == ["killed"] * 3
+
+
+def test_a_run_that_ended_by_itself_is_not_called_killed(box: Any) -> None:
+    answer = box.python("raise SystemExit(3)")
+    box.wait(answer)
+    told = box.stop("t")
+    assert told["outcome"] == "already_ended" and told["exit"]["cause"] == "exited"
+
+
+def test_strangers_with_the_same_words_in_argv_live_on(box: Any, until: Callable[..., Any]) -> None:
+    """What `pkill -f` would have taken: same program, same words, same user, our own process group."""
+    answer, _ = start(box, until, "plain")
+    words = [sys.executable, "-c", "import time; time.sleep(60)", "train.py", "t", answer["id"]]
+    strangers = [
+        subprocess.Popen(words),
+        subprocess.Popen(words, start_new_session=True, env={"DFLASH_RUN_ID": answer["id"] + "x"}),
+    ]
+    try:
+        assert box.stop("t")["outcome"] == "killed"
+        assert [one.poll() for one in strangers] == [None, None]
+    finally:
+        for one in strangers:
+            one.kill()
+            one.wait()
+
+
+def test_a_recycled_pid_of_an_old_run_is_never_signalled(box: Any) -> None:
+    """Files of a run say pid P; P is somebody else's now (same boot, another start): already gone."""
+    stranger = subprocess.Popen(["sleep", "60"])
+    try:
+        run = runfolder.folder_of(box.state_dir, runfolder.new_id())
+        Path(run.path).mkdir(parents=True)
+        recycled = {"pid": stranger.pid, "start": 12345}
+        run.write("record.json", {"tag": "t", "grace_s": 0.1, **proc.here()})
+        run.write("supervisor.json", {"supervisor": recycled, "leader": recycled, **proc.here()})
+        run.write("members.json", {"members": [recycled], **proc.here()})
+        told = box.stop("t")
+        assert told["outcome"] == "killed" and told["signalled"] == {"TERM": [], "KILL": []}
+        assert stranger.poll() is None
+        assert told["exit"]["cause"] == "killed"
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_an_old_folder_from_another_boot_names_nobody(box: Any) -> None:
+    stranger = subprocess.Popen(["sleep", "60"])
+    try:
+        process = proc.read_process(stranger.pid)
+        assert process is not None
+        run = runfolder.folder_of(box.state_dir, runfolder.new_id())
+        Path(run.path).mkdir(parents=True)
+        place = {"boot_id": "of last week", "init_start": proc.init_start()}
+        same = proc.as_json(process.identity)
+        run.write("record.json", {"tag": "t", "grace_s": 0.1, **place})
+        run.write("supervisor.json", {"supervisor": same, "leader": same, **place})
+        assert box.stop("t")["signalled"] == {"TERM": [], "KILL": []}
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_kill_from_within_the_run_spares_the_messenger(box: Any, until: Callable[..., Any]) -> None:
+    """A program that ends its own run: the rest of the family goes, the one that asks lives to tell."""
+    request = {"state_dir": box.state_dir, "name": "t", "who": "itself", "grace_s": 0.2}
+    killer = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r});"
+        f"from dflashctl.agent.stop import stop; told = stop({request!r}, lambda event: None);"
+        "open('told', 'w').write(told['outcome'])"
+    )
+    program = (
+        SLEEP
+        + "subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        + f"subprocess.run([sys.executable, '-c', {killer!r}])\n"
+        + "time.sleep(60)"
+    )
+    answer = box.python(program)
+    until(lambda: (box.root / "told").exists() and (box.root / "told").read_text(), within_s=30)
+    names = {one.comm for one in box.family(answer)}
+    assert "sleep" not in names
+
+
+def test_names_are_tags_and_ids_and_the_newest_wins(box: Any) -> None:
+    first = box.launch(["true"])
+    box.wait(first)
+    second = box.launch(["sleep", "60"])
+    assert box.stop(first["id"])["outcome"] == "already_ended"
+    assert box.stop("t")["id"] == second["id"]
+    with pytest.raises(AgentError, match="no run with the tag or id nope") as error:
+        box.stop("nope")
+    assert error.value.kind == "not_found"
+
+
+def test_a_run_with_a_damaged_record_is_ended_by_its_id(box: Any, until: Callable[..., Any]) -> None:
+    answer, family = start(box, until, "plain")
+    Path(box.run(answer).file("record.json")).write_text("{")
+    assert box.stop(answer["id"], grace_s=0.3)["outcome"] == "killed"
+    assert gone(family)
+
+
+def test_a_full_disk_prevents_no_kill(
+    box: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, family = start(box, until, "plain")
+
+    def full(self: Any, event: str, **details: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runfolder.RunFolder, "append_event", full)
+    assert box.stop("t")["outcome"] == "killed"
+    assert gone(family)
+
+
+def test_who_cannot_be_signalled_is_named(
+    box: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process in state D, or of another user: the answer names it and claims nothing."""
+    answer, family = start(box, until, "plain")
+
+    def refused(identity: proc.Identity, number: int) -> bool:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(stop, "send_signal", refused)
+    monkeypatch.setattr(stop, "KILL_S", 0.3)
+    told = box.stop("t")
+    assert told["outcome"] == "survivors" and told["exit"] is None
+    assert [one["pid"] for one in told["survivors"]] == [one.pid for one in family]
+    assert told["survivors"][0]["cmdline"][0] == sys.executable
+    assert any("Operation not permitted" in problem for problem in told["problems"])
+    assert box.run(answer).live()
+
+
+def test_the_request_is_written_before_the_first_signal(box: Any, until: Callable[..., Any]) -> None:
+    answer, _ = start(box, until, "plain")
+    box.stop("t", reason="too slow")
+    events = box.run(answer).events()
+    names = [event["event"] for event in events]
+    assert names.index("kill_requested") < names.index("signalled")
+    request = next(event for event in events if event["event"] == "kill_requested")
+    assert (request["who"], request["reason"]) == ("ada@laptop", "too slow")
+
+
+def test_progress_is_told_while_it_goes_on(box: Any, until: Callable[..., Any]) -> None:
+    _, family = start(box, until, "deaf to TERM")
+    box.stop("t")
+    pids = [one.pid for one in family]
+    assert {"signalled": "SIGTERM", "pids": pids} in box.events
+    # The supervisor or the kill, whoever comes first, sends KILL; the kill tells of its own.
+    assert all(event["signalled"] in ("SIGTERM", "SIGKILL") for event in box.events)
+
+
+# What a kill means, and what the GPUs say afterwards: pure.
+
+RUNS = [{"id": "2", "tag": "b"}, {"id": "1", "tag": "a"}]
+
+
+def test_without_a_name_the_only_live_run_is_meant() -> None:
+    assert choose_targets(RUNS[:1], None, everything=False, host="h") == RUNS[:1]
+    with pytest.raises(UsageError, match=r"2 runs are live: b \(2\), a \(1\)"):
+        choose_targets(RUNS, None, everything=False, host="h")
+    with pytest.raises(NotFound, match="no run is live"):
+        choose_targets([], None, everything=False, host="h")
+
+
+def test_a_name_is_a_tag_or_an_id() -> None:
+    assert choose_targets(RUNS, "a", everything=False, host="h") == RUNS[1:]
+    assert choose_targets(RUNS, "2", everything=False, host="h") == RUNS[:1]
+    assert choose_targets(RUNS, "c", everything=False, host="h") == []
+    assert choose_targets(RUNS, None, everything=True, host="h") == RUNS
+    assert choose_targets([], None, everything=True, host="h") == []
+
+
+def gpu(
+    index: int, used: int = 0, busy: str = "", holders: tuple[Holder, ...] = (), readable: bool = True
+) -> Gpu:
+    return Gpu(GpuReading(index, f"U{index}", "H200", used, 143771, 0, 30, 70.0), holders, 64, busy, readable)
+
+
+def holder(kind: Any, run_id: str | None = None) -> Holder:
+    return Holder(kind, 5, 100, "python", run_id=run_id, tag=run_id, command="python x.py", user="ada")
+
+
+def freed(*gpus: Gpu, problem: str | None = None) -> Any:
+    recorded = [{"index": 0, "uuid": "U0"}]
+    return check_freed(recorded, Box(gpus, problem), ["me"])[0]
+
+
+def test_a_free_gpu_is_free() -> None:
+    one = freed(gpu(0), gpu(1, busy="held by x", holders=(holder("host"),)))
+    assert one.fine and one.free and one.words == "free, 0 MiB"
+    assert not_done("h", [], [one]) is None
+
+
+def test_a_stranger_on_the_gpu_is_no_success() -> None:
+    one = freed(gpu(0, 100, "held by host process", (holder("host"),)))
+    assert not one.fine and not one.settling
+    error = not_done("h", [], [one])
+    assert (
+        error is not None and error.exit_code == 9 and "GPU 0 is not free: held by host process" in error.what
+    )
+
+
+def test_another_run_on_the_gpu_is_its_own_affair() -> None:
+    assert freed(gpu(0, 100, "held by other", (holder("run", "other"),))).fine
+    mixed = freed(gpu(0, 100, "held by both", (holder("run", "other"), holder("run", "me"))))
+    assert not mixed.fine
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        gpu(0, 100, "held by me", (holder("run", "me"),)),
+        gpu(0, 300, "300 MiB in use, and no process has it"),
+        gpu(0, 0, "utilisation 40 %"),
+    ],
+)
+def test_memory_that_drains_is_waited_for_and_then_refused(one: Gpu) -> None:
+    state = freed(one)
+    assert state.settling and not state.fine
+    assert not_done("h", [], [state]) is not None
+
+
+def test_what_cannot_be_read_is_not_claimed_free() -> None:
+    assert freed(gpu(1)).words == "not known: it is missing from what nvidia-smi lists"
+    broken = freed(problem="nvidia-smi does not answer")
+    assert not broken.fine and broken.words == "not known: nvidia-smi does not answer"
+    assert not freed(gpu(0, busy="requires reset", readable=False)).fine
+
+
+def test_survivors_are_named_with_state_and_way_out() -> None:
+    process = {
+        "pid": 7,
+        "cmdline": ["python", "x.py"],
+        "comm": "python",
+        "state": "D",
+        "wchan": "nvidia_close",
+    }
+    error = not_done("h", [{"survivors": [process]}], [])
+    assert error is not None
+    assert "cannot be killed: pid 7 (python x.py), state D in nvidia_close" in error.what
+    assert "reboot" in error.next
