@@ -129,7 +129,7 @@ def test_rows_with_a_bad_exit_code_and_no_reason_are_not_believed() -> None:
     "line",
     [
         "Unable to determine the device handle for GPU1: 0000:34:00.0: Unknown Error",
-        "Unable to determine the device handle for GPU0000:34:00.0: GPU is lost.  Reboot the system to recover",
+        "Unable to determine the device handle for GPU0000:34:00.0: GPU is lost.  Reboot the system",
         "Unable to determine the device handle for GPU 0000:34:00.0: Unknown Error",
     ],
 )
@@ -509,7 +509,7 @@ def test_host_facts_look_every_process_up(smi_program: Any) -> None:
     sleeper = subprocess.Popen(["sleep", "60"])
     try:
         program = smi_program(
-            f'case "$1" in *compute-apps*) echo "{sleeper.pid}, 10, GPU-0, sleep"; echo "99999999, 1, GPU-0, x";; '
+            f'case "$1" in *apps*) echo "{sleeper.pid}, 10, GPU-0, sleep"; echo "99999999, 1, GPU-0, x";; '
             f'*) echo "{row(0)}";; esac'
         )
         facts = hostfacts.host_facts({"nvidia_smi": program, "samples": 3, "interval_s": 0}, None)
