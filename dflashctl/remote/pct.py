@@ -22,6 +22,7 @@ from dflashctl.remote.channel import CallTimeout, Finished
 from dflashctl.remote.connection import SshConnection
 from dflashctl.remote.engine import Completed, Engine, Progress
 from dflashctl.remote.environment import clean_environment
+from dflashctl.remote.freezer import is_frozen
 from dflashctl.remote.hops import Target, target_of
 from dflashctl.remote.limits import check_argv
 
@@ -206,19 +207,15 @@ class PctEngine(Engine):
         )
 
     def _is_frozen(self) -> bool:
-        """`pct status` calls a frozen container running, so the freezer itself is asked."""
+        deadline = time.monotonic() + PROBE_S
+
+        def ask(argv: Sequence[str]) -> bytes:
+            return self._host_command(argv, timeout_s=max(deadline - time.monotonic(), 0.1)).stdout
+
         try:
-            state = self._host_command(["lxc-info", "-n", str(self.container), "-s", "-H"], timeout_s=PROBE_S)
-            if state.exit_status == 0:
-                return state.stdout.strip() == b"FROZEN"
-            files = [
-                f"/sys/fs/cgroup/lxc/{self.container}/cgroup.events",
-                f"/sys/fs/cgroup/freezer/lxc/{self.container}/freezer.state",
-            ]
-            state = self._host_command(["cat", *files], timeout_s=PROBE_S)
+            return is_frozen(ask, self.container)
         except (CallTimeout, DflashError):
             return False
-        return b"frozen 1" in state.stdout or b"FROZEN" in state.stdout
 
     def _verify_pulled(self, source: str, destination: Path, timeout_s: float) -> None:
         """pull's exit code proves nothing: compare with a hash from inside."""

@@ -20,7 +20,8 @@ _NO_CONFIG = re.compile(
 _LOCK = re.compile(r"can't lock file '(?P<file>[^']*)' - got timeout")
 _CONFIG_LOCK = re.compile(r"CT is locked \((?P<why>[^)]*)\)")
 _NO_COMMAND = re.compile(
-    r"(?:^|[\s:])(?P<program>pct|sudo)\b[^\n]*(?:command not found|not found)\s*$", re.MULTILINE
+    r"(?:^|[\s:])(?P<program>pct|sudo): (?:command )?not found$|command not found: (?P<zsh>pct|sudo)$",
+    re.MULTILINE,
 )
 _NOT_ROOT = re.compile(r"please run as root")
 _SUDO = re.compile(r"^sudo: (?P<why>.*)$", re.MULTILINE)
@@ -61,8 +62,9 @@ def classify(stderr: str, *, container: int, where: str, sudo: bool = False) -> 
             next="set ssh.user: root, or ssh.sudo: true in hosts.yaml",
         )
     if found := _NO_COMMAND.search(stderr):
-        what, hint = f"{found['program']}: command not found", "is this the Proxmox host?"
-        if found["program"] == "pct" and not sudo:
+        program = found["program"] or found["zsh"]
+        what, hint = f"{program}: command not found", "is this the Proxmox host?"
+        if program == "pct" and not sudo:
             hint += " For a user other than root pct is not on the PATH: set ssh.sudo: true in hosts.yaml"
         return UsageError(what, where=where, next=hint)
     if refused := classify_sudo(stderr, where):
