@@ -1,7 +1,7 @@
 """Operation `list_runs`: what was run, how it ended, what was learnt.
 
 Request: state_dir; limit (of the list, newest first); tag (only those); or `one`: true with tag | id for
-everything about a single run.
+everything about a single run, its log searched for rows of `known` (as for `observe`).
 
 Answer of a list: {"now", "runs": [facts], "total", "damaged": [{"id", "problem"}]}.
 Of one: {"now", "runs": [facts], "detail": {"record" (whole), "summary", "root_cause", "events", "exit"}}.
@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List
 
-from . import proc, runfacts
+from . import logscan, proc, runfacts
+from .observe import facts_of
 from .pick import one_run
 from .runfolder import RunFolder
 from .runfolder import list_runs as all_runs
@@ -26,7 +27,9 @@ def list_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     processes = proc.table()
     if request.get("one"):
         run = one_run(request)
-        return {"now": runfacts.now(), "runs": [_facts(run, processes)], "detail": detail(run)}
+        known = [logscan.Known(row) for row in request.get("known") or []]
+        facts = facts_of(run, known, None, None, processes, processes, proc.tagged(processes))
+        return {"now": runfacts.now(), "runs": [facts], "detail": detail(run)}
     everything = all_runs(str(request["state_dir"]))
     limit = int(request.get("limit") or LIMIT)
     wanted = request.get("tag")

@@ -170,7 +170,8 @@ def family_facts(
     members = run.family(after, tagged)
     shown = sorted(members, key=lambda process: process.rss_bytes, reverse=True)[:PROCESSES_SHOWN]
     return {
-        "count": len(members),
+        # A zombie is no more: it has no memory and no GPU. `states` tells of it.
+        "count": sum(not process.dead for process in members),
         "cpu_s": sum(_cpu_ticks(process, before) for process in members) / proc.TICKS_PER_S,
         "rss_bytes": sum(process.rss_bytes for process in members),
         "states": _counted(process.state for process in members),

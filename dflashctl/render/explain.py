@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dflashctl.render import table
-from dflashctl.render.text import plural, size
+from dflashctl.render.text import line, plural, size
 from dflashctl.runs import known
 from dflashctl.runs.facts import Hit
 from dflashctl.runs.signs import known_hits
@@ -20,7 +20,7 @@ def explanation(row: Row) -> RenderableType:
     from rich.console import Group
 
     facts, log = row.facts, row.facts.log
-    parts: list[RenderableType] = [table.cell(f"{facts.name} · {row.verdict.state}", "bold")]
+    parts: list[RenderableType] = [table.cell(line(f"{facts.name} · {row.verdict.state}"), "bold")]
     if log is None or not log.exists:
         parts.append(
             table.cell(f"there is no log to look into{f' ({log.problem})' if log and log.problem else ''}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dflashctl.render import table
-from dflashctl.render.text import clip, duration, plural, ranges, size
+from dflashctl.render.text import clip, duration, line, plural, ranges, size
 from dflashctl.runs.facts import listed, mapping, number, text
 from dflashctl.runs.history import Entry, History, Shown
 
@@ -27,13 +27,13 @@ def overview(history: History) -> RenderableType:
     if history.entries:
         parts.append(table.table(COLUMNS, [cells(entry) for entry in history.entries]))
     for run_id, problem in history.damaged:
-        parts.append(table.cell(f"damaged: {run_id}: {problem}", "yellow"))
+        parts.append(table.cell(line(f"damaged: {run_id}: {problem}"), "yellow"))
     return Group(*parts)
 
 
 def cells(entry: Entry) -> list[object]:
     return [
-        entry.facts.tag or "?",
+        line(entry.facts.tag or "?"),
         table.state(entry.verdict.state),
         moment(entry.created_at),
         duration(entry.took_s),
@@ -47,7 +47,7 @@ def cells(entry: Entry) -> list[object]:
 def learnt(entry: Entry) -> str:
     """The program's headline, else why it ended as it did."""
     if entry.facts.headline:
-        return entry.facts.headline
+        return line(entry.facts.headline)
     if entry.verdict.state == "failed" and entry.facts.root_cause:
         return clip(entry.facts.root_cause, 120)
     return clip(entry.verdict.evidence[0], 120)
@@ -64,9 +64,9 @@ def one(shown: Shown) -> RenderableType:
 
     entry, detail = shown.entry, shown.detail
     facts, verdict = entry.facts, entry.verdict
-    head = table.cell(f"{shown.host} · {facts.name} · {verdict.state}", "bold")
-    parts: list[RenderableType] = [head, table.pairs(record_lines(shown))]
-    parts.append(table.pairs([("how", verdict.evidence[0]), *(("", each) for each in verdict.evidence[1:])]))
+    head = table.cell(line(f"{shown.host} · {facts.name} · {verdict.state}"), "bold")
+    told = [("evidence", verdict.evidence[0]), *(("", each) for each in verdict.evidence[1:])]
+    parts: list[RenderableType] = [head, table.pairs(record_lines(shown) + told)]
     summary = mapping(detail.get("summary"))
     if summary:
         parts += summary_parts(summary)
@@ -104,19 +104,19 @@ def summary_parts(summary: Mapping[str, Any]) -> list[RenderableType]:
     """summary.json: headline, lossless, table, notes."""
     parts: list[RenderableType] = []
     if text(summary.get("headline")):
-        parts.append(table.cell(text(summary.get("headline")), "bold green"))
+        parts.append(table.cell(line(summary.get("headline")), "bold green"))
     lossless = summary.get("lossless")
     if isinstance(lossless, bool):
         parts.append(
             table.cell(f"lossless: {'yes' if lossless else 'NO'}", "green" if lossless else "bold red")
         )
     made = mapping(summary.get("table"))
-    columns = [str(each) for each in listed(made.get("columns"))]
-    rows = [[str(each) for each in listed(row)][: len(columns)] for row in listed(made.get("rows"))]
+    columns = [line(each) for each in listed(made.get("columns"))]
+    rows = [[line(each) for each in listed(row)][: len(columns)] for row in listed(made.get("rows"))]
     if columns and rows:
         named = [columns[0], *(f">{each}" for each in columns[1:])]
         parts.append(table.table(named, [row + [""] * (len(columns) - len(row)) for row in rows]))
-    parts += [table.cell(f"note: {note}", "dim") for note in listed(summary.get("notes"))]
+    parts += [table.cell(line(f"note: {note}"), "dim") for note in listed(summary.get("notes"))]
     return parts
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dflashctl.render import table
-from dflashctl.render.text import age, count, duration, plural, ranges, size
+from dflashctl.render.text import age, count, duration, line, plural, ranges, size
 from dflashctl.runs.status import Look, Row
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def title(look: Look) -> str:
 def cells(row: Row) -> list[object]:
     facts, verdict = row.facts, row.verdict
     return [
-        facts.name,
+        line(facts.name),
         table.state(verdict.state),
         duration(verdict.for_s),
         step(row),
         count(row.tokens_per_s),
         ranges(list(facts.gpu_indices)),
-        "; ".join(verdict.evidence),
+        line("; ".join(verdict.evidence)),
     ]
 
 
@@ -53,7 +53,7 @@ def hints(look: Look) -> str:
     """`next: …` of the runs that need something, at most four commands."""
     wanted = [command for row in look.rows for command in row.verdict.next if not _calm(row)]
     wanted = wanted or [command for row in look.rows[:1] for command in row.verdict.next]
-    return "next: " + " · ".join(list(dict.fromkeys(wanted))[:4]) if wanted else ""
+    return line("next: " + " · ".join(list(dict.fromkeys(wanted))[:4])) if wanted else ""
 
 
 def _calm(row: Row) -> bool:
@@ -88,7 +88,7 @@ def details(look: Look, row: Row) -> RenderableType:
     ago = f" {duration(verdict.for_s)} ago" if verdict.for_s is not None and verdict.ended else ""
     head = Text.assemble(
         table.cell(f"{title(look)}\n", "bold"),
-        table.cell(facts.name, "bold"),
+        table.cell(line(facts.name), "bold"),
         "  ",
         table.state(verdict.state),
         f"{since}{ago} (confidence {verdict.confidence})",
@@ -118,7 +118,7 @@ def fact_lines(row: Row) -> list[tuple[str, str]]:
     if steps and steps.loss is not None:
         values.setdefault("loss", steps.loss)
     if values:
-        lines.append(("metrics", ", ".join(f"{name} {value:.4g}" for name, value in values.items())))
+        lines.append(("metrics", ", ".join(f"{name} {_figure(value)}" for name, value in values.items())))
     if beat and beat.queues:
         lines.append(
             ("queues", ", ".join(f"{name} {depth}/{full}" for name, (depth, full) in beat.queues.items()))
@@ -136,9 +136,12 @@ def fact_lines(row: Row) -> list[tuple[str, str]]:
 
 
 def change_line(row: Row, clock: str) -> str:
-    """For a watch without a terminal: `12:00:03  demo  running  step 118/600  step 118 of 600, …`."""
-    said = "; ".join(row.verdict.evidence[:2])
-    return f"{clock}  {row.facts.name}  {row.verdict.state}  step {step(row)}  {said}"
+    """For a watch without a terminal: `12:00:03  demo  running  step 118 of 600, 0.2 s each; loss 2.31`."""
+    said = list(row.verdict.evidence[: 1 if row.verdict.state == "running" else 3])
+    beat = row.facts.heartbeat
+    if beat and not row.verdict.ended:
+        said += [f"{name} {_figure(value)}" for name, value in beat.metrics.items()]
+    return line(f"{clock}  {row.facts.name}  {row.verdict.state}  {'; '.join(said)}")
 
 
 def document(look: Look) -> dict[str, Any]:
@@ -162,7 +165,7 @@ def run_document(row: Row) -> dict[str, Any]:
         "tag": facts.tag or None,
         "state": verdict.state,
         "confidence": verdict.confidence,
-        "for_s": verdict.for_s,
+        "for_s": None if verdict.for_s is None else round(verdict.for_s, 3),
         "evidence": list(verdict.evidence),
         "next": list(verdict.next),
         "step": facts.step,
@@ -184,6 +187,10 @@ def run_document(row: Row) -> dict[str, Any]:
         if ending is None
         else {"cause": ending.cause, "code": ending.code, "signal": ending.signal, "oom": ending.oom},
     }
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _percent(value: int | None) -> str:

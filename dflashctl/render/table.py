@@ -121,12 +121,12 @@ def warn(value: object) -> None:
 
 
 def pairs(rows: Iterable[tuple[str, object]]) -> Table:
-    """Names and values, indented, without a header."""
+    """Names and values, indented, without a header; each value is one line."""
     from rich.table import Table
 
     made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     made.add_column(no_wrap=True, style="dim")
     made.add_column(overflow="fold")
     for name, value in rows:
-        made.add_row(f"  {name}" if name else "", cell(value))
+        made.add_row(text.line(f"  {name}") if name else "", cell(text.line(value)))
     return made

@@ -13,6 +13,9 @@ from dflashctl.runs.status import Look, Row
 PROGRESS_EVERY_S = 10.0
 """Without a terminal, steps alone make a line at most so often."""
 
+SILENCE_S = 30.0
+"""A sign of life where nothing changes: an evaluation, a long compile."""
+
 
 class Live:
     """Redraws the overview in place; at the end it vanishes, for the caller to print the last word."""
@@ -53,8 +56,8 @@ class Lines:
         first = row.facts.id not in self._said
         step, at = self._steps.get(row.facts.id, (None, now))
         changed = self._said.get(row.facts.id) != state
-        moved = row.facts.step != step and now - at >= PROGRESS_EVERY_S
-        if not (changed or moved):
+        patience = PROGRESS_EVERY_S if row.facts.step != step else SILENCE_S
+        if not changed and (row.verdict.ended or now - at < patience):
             return False
         self._said[row.facts.id] = state
         self._steps[row.facts.id] = (row.facts.step, now)

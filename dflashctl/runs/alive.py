@@ -133,7 +133,8 @@ def _without_heartbeat(facts: RunFacts, rules: Rules) -> Verdict:
     usual = signs.mean_step(facts)
     if (log and (log.grown or 0) > 0) or (silent is not None and silent < rules.quiet_s):
         sure: Confidence = "medium" if facts.step is not None and not troubled else "low"
-        return _verdict(facts, "running", sure, ["its log grows", *said, basis, *trouble])
+        wrote = "its log grows" if log and log.grown else f"its log was written {age(silent)} ago"
+        return _verdict(facts, "running", sure, [wrote, *said, basis, *trouble])
     if silent is None:
         return _verdict(facts, "running", "low", [*said, *still, basis])
     if fatal and silent > (rules.alone_min_s if busy else rules.weak_min_s):

@@ -8,6 +8,7 @@ from typing import Any
 
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
+from dflashctl.runs import known
 from dflashctl.runs.facts import RunFacts, listed, mapping, number, text, whole
 from dflashctl.runs.readfacts import read_answer
 from dflashctl.runs.verdict import Verdict, judge
@@ -78,7 +79,7 @@ def show_run(engine: Engine, name: str | None) -> Shown:
     """A run by tag, or by id where nothing has the tag; the newest one for None. Raises NotFound."""
     from dflashctl.errors import NotFound
 
-    request = {"state_dir": engine.host.state_dir, "one": True}
+    request = {"state_dir": engine.host.state_dir, "one": True, "known": known.patterns()}
     try:
         answer = call(engine, "list_runs", {**request, "tag": name}, timeout_s=TIMEOUT_S)
     except NotFound as no_such_tag:

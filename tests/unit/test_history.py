@@ -1,0 +1,210 @@
+"""Run with: pytest tests/unit/test_history.py. The history: many runs, damaged ones, and what was learnt."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflashctl.agent import history, runfolder
+from dflashctl.cli.main import run
+from dflashctl.config.hosts import Host
+from dflashctl.remote.local import LocalEngine
+from dflashctl.runs.history import list_runs, show_run
+
+SUMMARY = {
+    "version": 1,
+    "headline": "acceptance length 1.02 -> 2.44",
+    "lossless": True,
+    "best_acceptance_length": 2.44,
+    "table": {
+        "columns": ["figure", "before", "after"],
+        "rows": [["greedy", "1.02", "2.44"], ["T=0.7", "1.01"]],
+    },
+    "notes": ["prompt lookup wins at \x1b[31m4 tokens"],
+}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> LocalEngine:
+    state = str(tmp_path / "state")
+    return LocalEngine(
+        Host(
+            name="here", engine="local", python=sys.executable, code_root=state, workdir=state, log_dir=state,
+            state_dir=state,
+        )
+    )  # fmt: skip
+
+
+def made(
+    engine: LocalEngine, number: int, tag: str, *, files: dict[str, Any] | None = None, **record: Any
+) -> Path:
+    """The folder of a run that ended, as its supervisor left it."""
+    at = 1.8e9 + number
+    run_id = f"{time.strftime('%Y%m%dT%H%M%S000', time.gmtime(at))}-{number:06x}"
+    folder = Path(engine.host.state_dir) / "runs" / run_id
+    folder.mkdir(parents=True)
+    body = {
+        "version": 1, "id": folder.name, "tag": tag, "recipe": "demo", "created_at": at,
+        "created_by": "ann@laptop", "release": "7f3a91c2" * 8, "git": {"commit": "1c9e4d0aa", "dirty": True},
+        "command": ["python", "-m", "x"], "log": f"/nowhere/train_{tag}.log",
+        "gpus": [{"index": 0, "uuid": "GPU-0"}], "boot_id": "b", "init_start": 1,
+    }  # fmt: skip
+    given = {
+        "record.json": body | record,
+        "supervisor.json": {"version": 1, "started_at": at, "boot_id": "b", "init_start": 1},
+        "exit.json": {"version": 1, "cause": "exited", "code": 0, "ended_at": at + 252, "wall_s": 252.0},
+    }
+    for name, content in (given | (files or {})).items():
+        if content is not None:
+            (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def test_the_newest_come_first_with_what_was_learnt(engine: LocalEngine) -> None:
+    made(
+        engine,
+        1,
+        "bare",
+        files={
+            "exit.json": {"version": 1, "cause": "exited", "code": 1},
+            "root_cause.json": {"version": 1, "error": "ValueError: NaN", "where": "step.py:8"},
+        },
+    )
+    made(engine, 2, "localtls", files={"summary.json": SUMMARY})
+    told = list_runs(engine, limit=10)
+    assert [(each.facts.tag, each.verdict.state) for each in told.entries] == [
+        ("localtls", "finished"),
+        ("bare", "failed"),
+    ]
+    assert told.entries[0].facts.headline == "acceptance length 1.02 -> 2.44"
+    assert told.entries[0].code == "7f3a91c2 (git 1c9e4d0, dirty)"
+    assert (told.entries[0].took_s, told.entries[0].lossless, told.entries[0].best_acceptance_length) == (
+        252.0,
+        True,
+        2.44,
+    )
+    assert told.entries[1].facts.root_cause == "ValueError: NaN at step.py:8"
+
+
+def test_a_limit_and_a_tag(engine: LocalEngine) -> None:
+    for number in range(6):
+        made(engine, number, "even" if number % 2 == 0 else "odd")
+    assert [each.facts.tag for each in list_runs(engine, limit=2).entries] == ["odd", "even"]
+    assert list_runs(engine, limit=2).total == 6
+    assert len(list_runs(engine, limit=10, tag="odd").entries) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("record.json", '{"version": 1, "tag": "x', "record.json"),
+        ("record.json", "", "record.json"),
+        ("record.json", None, "no record.json"),
+        ("record.json", "[]", "not a JSON object"),
+        ("record.json", '{"version": 9}', "version 9, newer"),
+        ("exit.json", '{"version": 1,', "exit.json"),
+        ("summary.json", b"\xff\xfe".decode("latin-1"), "summary.json"),
+    ],
+)
+def test_a_damaged_file_is_named_and_the_others_are_listed(
+    engine: LocalEngine, name: str, content: str | None, problem: str
+) -> None:
+    made(engine, 1, "good")
+    folder = made(engine, 2, "bad", files={name: content})
+    told = list_runs(engine, limit=10)
+    assert told.entries[1].facts.tag == "good"
+    assert told.damaged[0][0] == folder.name
+    assert problem in told.damaged[0][1]
+
+
+def test_a_thousand_runs_are_listed_within_a_second(engine: LocalEngine) -> None:
+    for number in range(1000):
+        made(engine, number, f"t{number % 7}", files={"summary.json": SUMMARY})
+    request = {"state_dir": engine.host.state_dir, "limit": 1000}
+    best = min(_timed(request) for _ in range(3))
+    assert best < 1.0
+    assert len(list_runs(engine, limit=1000).entries) == 1000
+
+
+def _timed(request: dict[str, Any]) -> float:
+    started = time.perf_counter()
+    assert len(history.list_runs(request, None)["runs"]) == 1000
+    return time.perf_counter() - started
+
+
+def test_show_by_tag_by_id_and_by_its_end(engine: LocalEngine) -> None:
+    first = made(engine, 1, "x")
+    second = made(engine, 2, "x")
+    assert show_run(engine, "x").entry.facts.id == second.name
+    assert show_run(engine, None).entry.facts.id == second.name
+    assert show_run(engine, first.name).entry.facts.id == first.name
+    assert show_run(engine, first.name[-6:]).entry.facts.id == first.name
+
+
+def test_a_live_run_is_in_the_list_with_its_step(box: Any, until: Callable[..., Any]) -> None:
+    answer = box.python("import time; print('up', flush=True); time.sleep(600)", "live")
+    until(lambda: "up" in box.log(answer))
+    now = time.monotonic()
+    beat = {
+        "version": 1,
+        "phase": "training",
+        "step": 7,
+        "wall": time.time(),
+        "mono": now,
+        "phase_since": now - 1,
+    }
+    Path(box.run(answer).file("heartbeat.json")).write_text(json.dumps(beat))
+    facts = history.list_runs({"state_dir": box.state_dir}, None)["runs"][0]
+    assert facts["heartbeat"]["step"] == 7
+    assert facts["family"]["count"] == 1
+    assert Path(facts["log"]["path"]).name == "train_live.log"
+
+
+def test_as_a_person_types_it(
+    engine: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    hosts = tmp_path / "hosts.yaml"
+    state = engine.host.state_dir
+    hosts.write_text(
+        f"version: 1\nhosts:\n  here: {{engine: local, python: {sys.executable}, state_dir: {state}}}\n"
+    )
+    monkeypatch.setenv("DFLASHCTL_HOSTS", str(hosts))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    made(engine, 1, "localtls", files={"summary.json": SUMMARY})
+    made(engine, 2, "broken", files={"record.json": "{"})
+    assert run(["runs"]) == 0
+    out = capfd.readouterr().out
+    assert out.splitlines()[0] == "here · 2 runs"
+    row = next(line for line in out.splitlines() if line.startswith("localtls"))
+    assert row.endswith("7f3a91c2 (git 1c9e4d0, dirty)  000001  acceptance length 1.02 -> 2.44")
+    assert "4m12s" in row
+    assert f"damaged: {runfolder.list_runs(state)[0].id}" in out
+
+    assert run(["runs", "show", "localtls"]) == 0
+    out = capfd.readouterr().out
+    for piece in (
+        "acceptance length 1.02 -> 2.44",
+        "lossless: yes",
+        "python -m x",
+        "ann@laptop",
+        "exit code 0",
+    ):
+        assert piece in out
+    assert [line.split() for line in out.splitlines() if line.startswith("greedy")] == [
+        ["greedy", "1.02", "2.44"]
+    ]
+    assert "note: prompt lookup wins at \\x1b[31m4 tokens" in out
+
+    assert run(["runs", "list", "--json", "-n", "1"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert (document["schema"], document["total"], len(document["runs"])) == ("dflashctl.runs/1", 2, 1)
+    assert run(["runs", "show", "localtls", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["schema"] == "dflashctl.run/1"
+    assert document["summary"]["table"]["rows"][0] == ["greedy", "1.02", "2.44"]

@@ -1,0 +1,202 @@
+"""Run with: pytest tests/unit/test_observe_cli.py. status, logs, runs and explain as a person types them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflashctl.cli.main import run
+from dflashctl.errors import Unreachable
+
+SLEEP = "import time; print('step 118 loss 2.3', flush=True); time.sleep(600)"
+CUDA_OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+HOSTILE = "\\x1b[2J\\x1b]0;owned\\x07[bold]not markup[/]"
+
+
+@pytest.fixture
+def cli(
+    box: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> Callable[..., tuple[int, str, str]]:
+    """`dflashctl …` against the box as host `here`; (exit code, stdout, stderr)."""
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text(
+        f"version: 1\ndefaults: {{host: here}}\n"
+        f"hosts:\n  here: {{engine: local, python: {sys.executable}, state_dir: {box.state_dir}}}\n"
+    )
+    monkeypatch.setenv("DFLASHCTL_HOSTS", str(hosts))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg-state"))
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = run(list(words))
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_status_is_a_line_a_run(box: Any, cli: Callable[..., Any], until: Callable[..., Any]) -> None:
+    live = box.python(
+        SLEEP,
+        "live",
+        observe={"step_regex": r"step (?P<step>\d+)"},
+        gpus=[{"index": n, "uuid": f"GPU-{n}"} for n in range(8)],
+    )
+    box.wait(box.python("import sys; sys.exit(3)", "bad"))
+    until(lambda: "118" in box.log(live))
+    code, out, _ = cli("status")
+    title, header, *rows = out.splitlines()
+    assert code == 0
+    assert title.startswith("here · ") and title.endswith("1 run")
+    assert header.split() == ["TAG", "STATE", "FOR", "STEP", "TOK/S", "GPUS", "EVIDENCE"]
+    assert rows[0].split()[:2] == ["bad", "failed"]
+    assert "exit code 3" in rows[0]
+    assert rows[1].split()[:2] == ["live", "running"]
+    assert " 118 " in rows[1] and " 0-7 " in rows[1]
+    assert rows[2] == "next: dflashctl logs bad"
+
+
+def test_check_exits_with_7_and_names_the_run(box: Any, cli: Callable[..., Any]) -> None:
+    box.wait(box.python("pass", "good"))
+    assert cli("status", "--check")[0] == 0
+    box.wait(box.python("import sys; sys.exit(3)", "bad"))
+    code, _, err = cli("status", "--check")
+    assert code == 7
+    assert "error: here: bad failed" in err
+    assert cli("status", "good", "--check")[0] == 0
+    box.wait(box.python("pass", "bad"))  # the same tag again, and well
+    assert cli("status", "--check")[0] == 0
+
+
+def test_details_of_one_run(box: Any, cli: Callable[..., Any], until: Callable[..., Any]) -> None:
+    live = box.python(SLEEP, "live")
+    until(lambda: "118" in box.log(live))
+    code, out, _ = cli("status", "live")
+    assert code == 0
+    for piece in (live["id"], "confidence low", "judged by log and CPU time alone", live["log"], "1×S"):
+        assert piece in out
+
+
+def test_status_json_has_its_schema_and_raw_values(
+    box: Any, cli: Callable[..., Any], until: Callable[..., Any]
+) -> None:
+    live = box.python(SLEEP, "live")
+    until(lambda: "118" in box.log(live))
+    code, out, _ = cli("status", "--json")
+    document = json.loads(out)
+    assert (code, document["schema"], document["host"], document["contact"]) == (
+        0,
+        "dflashctl.status/1",
+        "here",
+        "ok",
+    )
+    assert [(each["tag"], each["state"], each["processes"]) for each in document["runs"]] == [
+        ("live", "running", 1)
+    ]
+
+
+def test_no_run_yet(cli: Callable[..., Any]) -> None:
+    code, out, _ = cli("status")
+    assert code == 0
+    assert "nothing is running" in out
+    assert cli("runs")[0] == 0
+    code, _, err = cli("logs")
+    assert code == 6
+    assert "no run has been launched yet" in err
+
+
+@pytest.mark.parametrize("verb", [["status"], ["logs"], ["explain"], ["runs", "show"]])
+def test_an_unknown_tag_exits_with_6_and_one_message(
+    box: Any, cli: Callable[..., Any], verb: list[str]
+) -> None:
+    box.wait(box.python("pass", "localtls"))
+    code, out, err = cli(*verb, "localtsl")
+    assert (code, out) == (6, "")
+    assert "no run has the tag 'localtsl'; the newest tags are localtls" in err
+    assert "Traceback" not in err
+
+
+def test_an_unknown_host_exits_with_6(cli: Callable[..., Any]) -> None:
+    assert cli("status", "-H", "nowhere")[0] == 6
+
+
+def test_no_contact_is_unknown_with_what_was_last_seen(
+    box: Any, cli: Callable[..., Any], until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = box.python(SLEEP, "live")
+    until(lambda: "118" in box.log(live))
+    assert cli("status")[0] == 0
+
+    def gone(*words: Any, **more: Any) -> Any:
+        raise Unreachable("no route to host", where="here")
+
+    monkeypatch.setattr("dflashctl.remote.local.LocalEngine.run", gone)
+    code, out, err = cli("status", "--check")
+    assert code == 3
+    assert "here · no contact · 1 run" in out
+    row = out.splitlines()[2]
+    assert row.split()[:2] == ["live", "unknown"]
+    assert "no route to host; last seen running" in row
+    assert "failed" not in out
+    assert "no route to host" in err
+
+
+def test_watch_without_a_terminal_says_what_changes_and_ends(box: Any, cli: Callable[..., Any]) -> None:
+    box.python("import time; time.sleep(2); print('done')", "short")
+    code, out, _ = cli("status", "short", "--watch", "--every", "0.2")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split()[1:3] in (["short", "starting"], ["short", "running"])
+    assert any(line.split()[1:3] == ["short", "finished"] for line in lines)
+    assert any(line.startswith("short  finished") and "confidence high" in line for line in lines)
+
+
+def test_watch_with_check_tells_a_failure(box: Any, cli: Callable[..., Any]) -> None:
+    box.python("import time, sys; time.sleep(1); sys.exit(3)", "short")
+    assert cli("status", "short", "--watch", "--check", "--every", "0.2")[0] == 7
+
+
+def test_the_log_is_shown_escaped_and_as_json_raw(box: Any, cli: Callable[..., Any]) -> None:
+    box.wait(box.python(f"print('{HOSTILE}'); print('10%\\r20%\\r', end=''); print()", "evil"))
+    code, out, _ = cli("logs", "evil")
+    assert code == 0
+    assert out == "\\x1b[2J\\x1b]0;owned\\x07[bold]not markup[/]\n20%\n"
+    document = json.loads(cli("logs", "evil", "--json")[1])
+    assert document["schema"] == "dflashctl.logs/1"
+    assert document["lines"] == ["\x1b[2J\x1b]0;owned\x07[bold]not markup[/]", "20%"]
+
+
+def test_the_last_lines_and_following(box: Any, cli: Callable[..., Any]) -> None:
+    program = "import time\nfor n in range(8):\n    print('line', n, flush=True)\n    time.sleep(0.2)"
+    box.python(program, "short")
+    code, out, _ = cli("logs", "short", "-f", "-n", "0")
+    assert (code, out.splitlines()) == (0, [f"line {n}" for n in range(8)])
+    assert cli("logs", "short", "-n", "2")[1].splitlines() == ["line 6", "line 7"]
+    assert cli("logs", "-n", "1")[1].splitlines() == ["line 7"]
+    assert cli("logs", "short", "-f", "--json")[0] == 2
+
+
+def test_explain_says_line_meaning_and_help(box: Any, cli: Callable[..., Any]) -> None:
+    box.wait(box.python(f"print('step 1'); print({CUDA_OOM!r}); raise SystemExit(1)", "oom"))
+    code, out, _ = cli("explain", "oom")
+    assert code == 0
+    assert "cuda-oom" in out and f"line 2: {CUDA_OOM}" in out and "dflashctl gpu" in out
+    document = json.loads(cli("explain", "oom", "--json")[1])
+    assert (document["schema"], document["matches"][0]["name"]) == ("dflashctl.explain/1", "cuda-oom")
+    status = cli("status")[1]
+    assert "log line 2" in status and "known: dflashctl explain oom" in status
+    assert "next: dflashctl explain oom · dflashctl logs oom" in status
+
+
+def test_explain_without_a_match_shows_the_first_exception(box: Any, cli: Callable[..., Any]) -> None:
+    box.wait(box.python("raise KeyError('x')", "bad"))
+    out = cli("explain", "bad")[1]
+    assert "no line of the log matches" in out
+    assert "KeyError: 'x'" in out
