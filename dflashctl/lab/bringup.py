@@ -151,7 +151,8 @@ def end_process(pid: int, still_it: Record | None = None) -> bool:
 
 def _environment_of_host(python: layout.Python) -> dict[str, str]:
     """Little: what a person has in their environment (tokens, too) is no business of the lab's."""
-    env = {"PATH": layout.SEARCH_PATH, "LANG": "C.UTF-8", "PYTHONPATH": str(_PACKAGE.parent)}
+    search = ":".join((str(_PACKAGE.parent), *python.search))
+    env = {"PATH": layout.SEARCH_PATH, "LANG": "C.UTF-8", "PYTHONPATH": search}
     if python.user_base:
         env["PYTHONUSERBASE"] = python.user_base
     if "LD_LIBRARY_PATH" in os.environ:  # some Pythons do not start without it

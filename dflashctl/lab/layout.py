@@ -50,6 +50,7 @@ class Python:
     folders: tuple[str, ...]
     home: str
     user_base: str | None = None
+    search: tuple[str, ...] = ()  # folders of packages that have to be on PYTHONPATH
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,14 @@ import site
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 COVERED = ("/usr", "/etc", "/nix", "/gnu")
 """Parts of the machine that the lab shows anyway (the last two where they exist: there, programs live in
 them)."""
+
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+"""Folders of installed packages, wherever sys.path has them from (a .pth file, PYTHONPATH, --user)."""
 
 HOMES = ("/root", "/home/ct", "/srv/home", "/opt/home")
 
@@ -26,6 +29,7 @@ class PythonFacts:
     interpreter: str  # the program itself, links followed: the one that has a standard library beside it
     prefixes: tuple[str, ...]
     user_base: str | None = None  # of `pip install --user`, when this interpreter uses it
+    search: tuple[str, ...] = ()  # folders of packages that only PYTHONPATH names
 
 
 def gather() -> PythonFacts:
@@ -34,12 +38,17 @@ def gather() -> PythonFacts:
     prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     # `venv/bin/python` may be a link to a link to the program; each link's own folder must be there.
     prefixes += [str(PurePosixPath(hop).parent.parent) for hop in link_hops(executable)[1:]]
-    user_base = None
+    packages = [
+        path for path in sys.path if PurePosixPath(path).name in PACKAGE_FOLDERS and os.path.isdir(path)
+    ]
     user_site = site.getusersitepackages()
-    if site.ENABLE_USER_SITE and user_site in sys.path and Path(user_site).is_dir():
-        user_base = site.getuserbase()
-        prefixes.append(user_site)
-    return PythonFacts(executable, os.path.realpath(executable), tuple(prefixes), user_base)
+    return PythonFacts(
+        executable,
+        os.path.realpath(executable),
+        (*prefixes, *packages),
+        user_base=site.getuserbase() if site.ENABLE_USER_SITE and user_site in packages else None,
+        search=tuple(p for p in os.environ.get("PYTHONPATH", "").split(":") if p in packages),
+    )
 
 
 def link_hops(path: str) -> list[str]:

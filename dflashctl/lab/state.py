@@ -186,13 +186,15 @@ def python_of_this_program() -> layout.Python:
         home = python_view.container_home(folders)
     except ValueError as error:
         raise UsageError(str(error), where="lab", next="use a Python that lives elsewhere") from None
-    return layout.Python(facts.executable, facts.interpreter, tuple(folders), home, facts.user_base)
+    return layout.Python(
+        facts.executable, facts.interpreter, tuple(folders), home, facts.user_base, facts.search
+    )
 
 
 def environment_of_runs(python: layout.Python) -> dict[str, str]:
     """What programs in the container get beside PATH, HOME and LANG: the hook that opens GPUs as CUDA
     would."""
-    env = {"PYTHONPATH": layout.HOOK}
+    env = {"PYTHONPATH": ":".join((layout.HOOK, *python.search))}
     return env if python.user_base is None else env | {"PYTHONUSERBASE": python.user_base}
 
 
