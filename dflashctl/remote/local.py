@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -86,10 +85,8 @@ class LocalEngine(Engine):
         timeout_s: float,
         progress: Progress | None = None,
     ) -> None:
-        target = Path(_absolute(destination))
         try:
-            _copy(source, target, timeout_s, progress)
-            target.chmod(mode)
+            _copy(source, Path(_absolute(destination)), mode, timeout_s, progress)
         except OSError as error:
             raise UsageError(f"cannot write {destination}: {error.strerror}", where=self.host.name) from error
 
@@ -97,7 +94,7 @@ class LocalEngine(Engine):
         self, source: str, destination: Path, *, timeout_s: float, progress: Progress | None = None
     ) -> None:
         try:
-            _copy(Path(_absolute(source)), destination, timeout_s, progress)
+            _copy(Path(_absolute(source)), destination, None, timeout_s, progress)
         except FileNotFoundError:
             raise NotFound(f"no such file: {source}", where=self.host.name) from None
         except OSError as error:
@@ -160,20 +157,28 @@ def _drain(
     return bytes(kept[process.stdout]), bytes(kept[process.stderr])
 
 
-def _copy(source: Path, destination: Path, timeout_s: float, progress: Progress | None) -> None:
-    """Copy by content. `shutil.copyfile` would do, but for the progress and the deadline."""
+def _copy(
+    source: Path, destination: Path, mode: int | None, timeout_s: float, progress: Progress | None
+) -> None:
+    """Copy beside the destination, then rename over it: never half a file, and no file is copied onto itself."""
     deadline = time.monotonic() + timeout_s
-    if destination.exists() and source.samefile(destination):
-        raise shutil.SameFileError(f"{source} and {destination} are the same file")
-    with source.open("rb") as reader, destination.open("wb") as writer:
-        total, done = os.fstat(reader.fileno()).st_size, 0
-        while data := reader.read(1 << 20):
-            writer.write(data)
-            done += len(data)
-            if progress is not None:
-                progress(done, total)
-            if time.monotonic() > deadline:
-                raise Unreachable(f"copying {source} did not end within {timeout_s:g} s")
+    aside = destination.with_name(f".{destination.name}.{os.getpid()}.part")
+    with source.open("rb") as reader:
+        try:
+            with aside.open("wb") as writer:
+                total, done = os.fstat(reader.fileno()).st_size, 0
+                while data := reader.read(1 << 20):
+                    writer.write(data)
+                    done += len(data)
+                    if progress is not None:
+                        progress(done, total)
+                    if time.monotonic() > deadline:
+                        raise Unreachable(f"copying {source} did not end within {timeout_s:g} s")
+                if mode is not None:
+                    os.fchmod(writer.fileno(), mode)
+            aside.replace(destination)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def _absolute(path: str) -> str:

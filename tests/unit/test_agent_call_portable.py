@@ -1,0 +1,80 @@
+"""The agent's sources keep to their promise: old Python, standard library, relative imports.
+
+Run: python -m pytest tests/unit/test_agent_call_portable.py
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import dflashctl.agent
+
+SOURCES = sorted(Path(dflashctl.agent.__file__).parent.glob("*.py"))
+
+NEWER_METHODS = {"removeprefix", "removesuffix", "readlink", "is_relative_to", "bit_count", "hardlink_to"}
+OLD_ENOUGH = {"os.readlink"}
+BUILTIN_GENERICS = {"list", "dict", "tuple", "set", "frozenset", "type"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_the_grammar_is_that_of_python_3_8(path: Path) -> None:
+    ast.parse(path.read_text(), filename=str(path), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_imports_are_relative_or_of_the_standard_library(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            assert name.split(".")[0] in sys.stdlib_module_names, f"{path.name}:{node.lineno} imports {name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_annotations_are_not_evaluated_and_nothing_newer_is_called(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    future = any(
+        isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        for node in ast.iter_child_nodes(tree)
+    )
+    assert future or not any(isinstance(node, ast.FunctionDef) for node in ast.walk(tree)), path.name
+    for node in evaluated(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) not in OLD_ENOUGH:
+            assert node.attr not in NEWER_METHODS, (
+                f"{path.name}:{node.lineno}: .{node.attr} is newer than 3.8"
+            )
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            assert node.value.id not in BUILTIN_GENERICS, f"{path.name}:{node.lineno}: {node.value.id}[...]"
+        if isinstance(node, ast.Call):
+            keywords = {keyword.arg for keyword in node.keywords}
+            name = node.func.id if isinstance(node.func, ast.Name) else ""
+            assert not (name == "zip" and "strict" in keywords), f"{path.name}:{node.lineno}: zip(strict=)"
+            assert not (name == "dataclass" and keywords & {"slots", "kw_only"}), f"{path.name}:{node.lineno}"
+
+
+def evaluated(tree: ast.AST) -> list[ast.AST]:
+    """All nodes but those of annotations."""
+    found: list[ast.AST] = []
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        found.append(node)
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns"):
+                continue
+            stack += [
+                each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST)
+            ]
+    return found
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(SOURCES) >= 5
