@@ -98,7 +98,7 @@ def stop(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     grace_s = request.get("grace_s")
     attempt = Stop(run, float(body.get("grace_s", 15.0) if grace_s is None else grace_s), emit)
     began = time.monotonic()
-    if run.has("exit.json") and not attempt.members():
+    if not attempt.members() and (run.has("exit.json") or not under_way(run)):
         return _answer(attempt, body, "already_ended", began, [])
     with stop_lock(run) as first:
         note(run, "kill_requested", who=str(request.get("who", "")), reason=str(request.get("reason") or ""))
@@ -109,6 +109,12 @@ def stop(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         if not survivors:
             _last_word(attempt, body, request)
     return _answer(attempt, body, "survivors" if survivors else "killed", began, survivors)
+
+
+def under_way(run: RunFolder) -> bool:
+    """Its supervisor lives, or is just starting. Without one and without a family there is nobody to end:
+    a run that went without a trace stays `lost`, a kill that came too late does not rename it."""
+    return run.live() or find_supervisor(run) is not None
 
 
 def find_run(state_dir: str, name: str) -> RunFolder:
@@ -142,7 +148,7 @@ def _last_word(attempt: Stop, record: Dict[str, Any], request: Dict[str, Any]) -
     """exit.json: the supervisor's, if it lives; else ours, for nobody else will write it."""
     run = attempt.run
     until = time.monotonic() + EXIT_S
-    while not run.has("exit.json") and (run.live() or find_supervisor(run) is not None):
+    while not run.has("exit.json") and under_way(run):
         if time.monotonic() >= until:
             attempt.problems.append("the supervisor has not written exit.json yet")
             return

@@ -39,7 +39,8 @@ def show_stopped(host: str, answer: Mapping[str, Any], *, quiet: bool) -> None:
     name = f"{answer['tag']} ({answer['id']})"
     if not quiet:
         if answer["outcome"] == "already_ended":
-            say(f"{host} · {name} has already ended: {end_words(answer['exit'] or {})}")
+            how = end_words(answer["exit"]) if answer["exit"] else "it went without a trace"
+            say(f"{host} · {name} has already ended: {how}")
         elif answer["outcome"] == "killed":
             forced = answer["signalled"]["KILL"]
             how = f", {plural(len(forced), 'process', 'processes')} by SIGKILL" if forced else ""

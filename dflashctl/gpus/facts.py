@@ -10,7 +10,7 @@ from dflashctl.config.hosts import Host
 from dflashctl.errors import DflashError
 from dflashctl.gpus import smi
 from dflashctl.gpus.holders import holders
-from dflashctl.gpus.idle import Box, judge_box
+from dflashctl.gpus.idle import Box, judge_box, reservations
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
 
@@ -78,5 +78,11 @@ def judge_facts(host: Host, outside: dict[str, Any], inside: dict[str, Any]) -> 
     """Both answers as a Box. Pure."""
     reading = smi.read(outside)
     held = holders(reading.apps, outside, inside, container=host.container)
-    baselines = inside.get("baselines") or {}
-    return judge_box(reading, held, rule=host.gpus.idle, baselines=baselines, expect=host.gpus.expect)
+    return judge_box(
+        reading,
+        held,
+        rule=host.gpus.idle,
+        baselines=inside.get("baselines") or {},
+        expect=host.gpus.expect,
+        reserved=reservations(inside),
+    )

@@ -23,13 +23,15 @@ TOLERANCE_MIB = 64
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU with its verdict: `busy` says why it is not idle, "" when it is. `readable`: a figure exists."""
+    """A GPU with its verdict: `busy` says why it is not idle, "" when it is. `readable`: a figure exists.
+    `reserved`: tags of runs that have it by their record, also while they have not opened it yet."""
 
     reading: GpuReading
     holders: tuple[Holder, ...]
     limit_mib: int
     busy: str
     readable: bool = True
+    reserved: tuple[str, ...] = ()
 
     @property
     def index(self) -> int:
@@ -63,15 +65,24 @@ def judge_box(
     rule: IdleRule,
     baselines: Mapping[str, Any],
     expect: int | None,
+    reserved: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Box:
-    """Verdicts for all GPUs, and whether as many are there as the box should have."""
+    """Verdicts for all GPUs, and whether as many are there as the box should have. `reserved`: GPU UUID ->
+    tags of the runs that are not over and have it by their record."""
     warnings = list(reading.notes)
     if reading.apps_problem and not reading.problem:
         warnings.append(f"who holds the GPUs is not known: {reading.apps_problem}")
     if expect is not None and not reading.problem and len(reading.gpus) != expect:
         warnings.append(f"{len(reading.gpus)} of {expect} GPUs are visible")
     gpus = tuple(
-        judge(gpu, held.get(gpu.uuid, ()), reading.apps_problem, limit_mib(gpu.uuid, rule, baselines), rule)
+        judge(
+            gpu,
+            held.get(gpu.uuid, ()),
+            (reserved or {}).get(gpu.uuid, ()),
+            apps_problem=reading.apps_problem,
+            limit=limit_mib(gpu.uuid, rule, baselines),
+            rule=rule,
+        )
         for gpu in reading.gpus
     )
     return Box(gpus, reading.problem, tuple(warnings))
@@ -87,20 +98,37 @@ def limit_mib(uuid: str, rule: IdleRule, baselines: Mapping[str, Any]) -> int:
 
 
 def judge(
-    gpu: GpuReading, held: tuple[Holder, ...], apps_problem: str | None, limit: int, rule: IdleRule
+    gpu: GpuReading,
+    held: tuple[Holder, ...],
+    reserved: tuple[str, ...] = (),
+    *,
+    apps_problem: str | None,
+    limit: int,
+    rule: IdleRule,
 ) -> Gpu:
     """One GPU. The first reason found is the one shown, the gravest first."""
+    busy, readable = "", True
+    used, percent = gpu.memory_used_mib or 0, gpu.utilization_pct
     if gpu.problem:
-        return Gpu(gpu, held, limit, gpu.problem, readable=False)
-    if apps_problem:
-        return Gpu(gpu, held, limit, "not known who holds it", readable=False)
-    if held:
-        return Gpu(gpu, held, limit, "held by " + "; ".join(holder.label for holder in held))
-    used = gpu.memory_used_mib or 0
-    if used > limit:
-        return Gpu(
-            gpu, held, limit, f"{used:,} MiB in use (idle: {limit} MiB at most), and no process has it"
-        )
-    if gpu.utilization_pct is not None and gpu.utilization_pct > rule.utilization_pct:
-        return Gpu(gpu, held, limit, f"utilisation {gpu.utilization_pct} % (idle: {rule.utilization_pct} %)")
-    return Gpu(gpu, held, limit, "")
+        busy, readable = gpu.problem, False
+    elif apps_problem:
+        busy, readable = "not known who holds it", False
+    elif held:
+        busy = "held by " + "; ".join(holder.label for holder in held)
+    elif reserved:
+        busy = "reserved by " + ", ".join(reserved)
+    elif used > limit:
+        busy = f"{used:,} MiB in use (idle: {limit} MiB at most), and no process has it"
+    elif percent is not None and percent > rule.utilization_pct:
+        busy = f"utilisation {percent} % (idle: {rule.utilization_pct} %)"
+    return Gpu(gpu, held, limit, busy, readable, reserved)
+
+
+def reservations(inside: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """GPU UUID -> tags of the runs (of inside_facts) that have it by their record."""
+    found: dict[str, tuple[str, ...]] = {}
+    for run in inside.get("runs", ()):
+        for gpu in run.get("gpus") or ():
+            uuid = str(gpu.get("uuid"))
+            found[uuid] = (*found.get(uuid, ()), str(run.get("tag") or run.get("id")))
+    return found

@@ -69,6 +69,7 @@ def gpu_json(gpu: Gpu) -> dict[str, Any]:
         "power_w": reading.power_w,
         "idle": gpu.idle,
         "why_not_idle": gpu.busy or None,
+        "reserved": list(gpu.reserved),
         "idle_memory_mib": gpu.limit_mib,
         "holders": [holder_json(holder) for holder in gpu.holders],
     }

@@ -79,8 +79,8 @@ def _freed(uuid: str, index: Any, box: Box, killed: set[str]) -> Freed:
         uuid,
         freed_words(gpu),
         free=gpu.idle,
-        shared=bool(others) and len(others) == len(gpu.holders) and gpu.readable,
-        settling=gpu.busy != "" and not strangers and not others,
+        shared=gpu.readable and len(others) == len(gpu.holders) and bool(others or gpu.reserved),
+        settling=gpu.busy != "" and not strangers and not others and not gpu.reserved,
     )
 
 

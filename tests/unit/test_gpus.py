@@ -362,6 +362,15 @@ def test_a_holder_makes_a_gpu_busy_without_a_byte() -> None:
     assert box.gpus[0].busy == "held by unknown process, pid 9000: x"
 
 
+def test_a_gpu_of_a_run_that_has_not_opened_it_yet_is_reserved() -> None:
+    inside = {"runs": [{"tag": "a", "gpus": [{"index": 0, "uuid": "GPU-0"}]}, {"id": "R2", "gpus": None}]}
+    box = gpufacts.judge_facts(HOST, answer(reading(row(0), row(1))), inside)
+    assert [gpu.busy for gpu in box.gpus] == ["reserved by a", ""]
+    assert [gpu.index for gpu in choose(box, parse("1"))] == [1]
+    with pytest.raises(GpusBusy, match="GPU 0: reserved by a"):
+        choose(box, parse("2"))
+
+
 def test_a_learnt_level_is_the_gpus_own() -> None:
     inside = {**INSIDE, "baselines": {"GPU-0": {"memory_mib": 400, "learnt_at": 1.0}}}
     box = judge(answer(reading(row(0, "450"), row(1, "450"))), inside)
