@@ -43,7 +43,20 @@ class Connection:
     client: socket.socket
     server: socket.socket
     moved: dict[Direction, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    finished: set[Direction] = field(default_factory=set)
     ended: threading.Event = field(default_factory=threading.Event)
+
+    def finish(self, direction: Direction, sink: socket.socket) -> None:
+        """Pass on the orderly end of one direction; after that of both, the connection has ended."""
+        if self.ended.is_set():
+            return
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+        self.finished.add(direction)
+        if len(self.finished) == 2:
+            self.ended.set()
+            self.client.close()
+            self.server.close()
 
     def reset(self) -> None:
         """End both sides at once; the peers read a reset."""
@@ -51,8 +64,6 @@ class Connection:
         for s in (self.client, self.server):
             with contextlib.suppress(OSError):
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            with contextlib.suppress(OSError):
-                s.shutdown(socket.SHUT_RD)
             s.close()
 
 
@@ -169,8 +180,7 @@ class Proxy:
                     continue  # stalled while we waited for bytes
                 data = source.recv(room)
                 if not data:
-                    with contextlib.suppress(OSError):
-                        sink.shutdown(socket.SHUT_WR)
+                    c.finish(direction, sink)
                     return
                 if rules.delay_s:
                     c.ended.wait(rules.delay_s)

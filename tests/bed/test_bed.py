@@ -193,6 +193,7 @@ def test_what_a_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "root" in (need.reason_against() or "")
     monkeypatch.undo()
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "/nowhere")
     reason = need.reason_against() or ""
     assert reason.startswith("missing packages: lxc ") and "lxc" in need.HOW

@@ -48,6 +48,17 @@ def _claim_ids() -> tuple[TextIO, int]:
     raise BedError("80 beds run on this machine already")
 
 
+def _cgroup_roots() -> list[Path]:
+    """Where LXC makes groups, in each hierarchy: below the top, or below the group that we ourselves are
+    in."""
+    roots = [_CGROUPS, *(p for p in _CGROUPS.iterdir() if p.is_dir())] if _CGROUPS.is_dir() else []
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        folder = controllers.removeprefix("name=")
+        roots += [top / path.lstrip("/") for top in (_CGROUPS / (folder or "unified"), _CGROUPS)]
+    return [p for p in dict.fromkeys(roots) if p.is_dir()]
+
+
 def _free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -337,16 +348,20 @@ class Bed:
 
     @staticmethod
     def _forget_cgroups(vmid: int) -> None:
-        """Remove the empty control groups that a bed which was killed left for this id."""
-        roots = [_CGROUPS, *(p for p in _CGROUPS.iterdir() if p.is_dir())] if _CGROUPS.is_dir() else []
-        for root in roots:
-            for top in (root / "lxc" / str(vmid), root / "lxc.monitor" / str(vmid)):
-                folders = [Path(d) for d, _, _ in os.walk(top, topdown=False)]
-                for folder in folders:
+        """Remove the control groups that a bed which was killed left for this id. Its processes may still be
+        on their way out, so this waits for them."""
+        tops = [root / name / str(vmid) for root in _cgroup_roots() for name in ("lxc", "lxc.monitor")]
+        end = time.monotonic() + _START_S
+        while left := [top for top in tops if top.is_dir()]:
+            for top in left:
+                for folder, _, _ in os.walk(top, topdown=False):
                     try:
-                        folder.rmdir()
+                        Path(folder).rmdir()
                     except OSError:
                         pass
+            if time.monotonic() > end:
+                raise BedError(f"{left[0]} is in use by something that is no bed")
+            time.sleep(0.01)
 
     def close(self) -> None:
         """End it all. Also after a failed start."""
@@ -366,8 +381,11 @@ class Bed:
                 self._init.wait(10)
             self._init.stdout.close()
             self._init = None
-        for vmid in self.ids.values():
-            self._forget_cgroups(vmid)
+        try:
+            for vmid in self.ids.values():
+                self._forget_cgroups(vmid)
+        except BedError:
+            pass  # the next bed with these ids says it
         shutil.rmtree(self.dir, ignore_errors=True)
         self._lock.close()
 

@@ -106,6 +106,14 @@ def ranks(args):
         children.append(subprocess.Popen(argv, env=own, start_new_session=True))
 
     def end(number, frame):
+        raise SystemExit(
+            128 + number
+        )  # out of the wait below, which holds a lock that another wait would need
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        sys.exit(max(child.wait() for child in children))
+    finally:
         for child in children:
             child.terminate()
         for child in children:
@@ -113,10 +121,6 @@ def ranks(args):
                 child.wait(5)
             except subprocess.TimeoutExpired:
                 child.kill()
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, end)
-    sys.exit(max(child.wait() for child in children))
 
 
 def rank(args):

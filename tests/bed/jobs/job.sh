@@ -34,7 +34,7 @@ case $kind in
     steady) take_gpus; steps $((seconds * 5)) ;;
     ignores-term) trap '' TERM INT HUP; take_gpus; steps $((seconds * 5)) ;;
     double-forks)
-        setsid sh -c '"$0" steady "$1" & exit 0' "$0" "$seconds"
+        setsid sh -c 'sh "$0" steady "$1" & exit 0' "$0" "$seconds"
         sleep "$seconds" ;;
     stalls) take_gpus; steps 3; sleep "$seconds" ;;
     spins) take_gpus; steps 3; exec timeout "$seconds" sh -c 'while :; do :; done' ;;
@@ -44,6 +44,6 @@ case $kind in
         take_gpus; n=0
         while [ "$n" -lt $((seconds * 5)) ]; do n=$((n + 1)); printf '\rtraining %3d%%' "$n"; sleep 0.2; done
         echo ;;
-    floods) timeout 60 sh -c 'yes "$(printf "%0120d" 0)" | head -c 50000000'; echo "flood is over" ;;
+    floods) timeout 60 sh -c 'yes "$(printf "%0120d" 0)" | head -c 50000000'; echo; echo "flood is over" ;;
     *) echo "job.sh: no kind '$kind'" >&2; exit 2 ;;
 esac
