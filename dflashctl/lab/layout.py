@@ -216,15 +216,12 @@ def pct_settings() -> dict[str, Any]:
 
 
 def pct_wrapper(interpreter: str, package_parent: str) -> str:
-    """/sbin/pct on the lab's host: the strict stand-in, in a Python that carries nothing of its caller."""
-    code = (
-        "import os, sys\n"
-        f"sys.path.append({package_parent!r})\n"
-        f"os.environ['DFLASHCTL_PCT_STATE'] = {PCT_STATE!r}\n"
-        "from dflashctl.lab.pct.cli import main\n"
-        "sys.exit(main(sys.argv[1:]))\n"
+    """/sbin/pct on the lab's host: the strict stand-in, in a Python that takes nothing from its caller."""
+    code = f"import sys; sys.path.append({package_parent!r}); from dflashctl.lab.pct.cli import main; main()"
+    return (
+        f"#!/bin/sh\nexport DFLASHCTL_PCT_STATE={PCT_STATE}\n"
+        f'exec {shlex.quote(interpreter)} -I -S -c {shlex.quote(code)} "$@"\n'
     )
-    return f'#!/bin/sh\nexec {shlex.quote(interpreter)} -I -S -c {shlex.quote(code)} "$@"\n'
 
 
 def session_environment(home: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import paramiko
 from paramiko.common import (
@@ -101,10 +102,24 @@ class Session(paramiko.ServerInterface):
 
     def _start(self, channel: paramiko.Channel, command: bytes | None) -> bool:
         number = channel.get_id()
-        environment = self._service.environment | self._env.pop(number, {})
+        environment = self._service.environment | _connection(channel) | self._env.pop(number, {})
         work = (channel, command, environment, self._service.home, self._terminals.get(number))
         threading.Thread(target=run_command, args=work, daemon=True).start()
         return True
+
+
+def _connection(channel: paramiko.Channel) -> dict[str, str]:
+    """What sshd tells every command about its client; it reaches a container, too, as on a real host."""
+    connection: Any = channel.get_transport().sock
+    try:
+        client, port = connection.getpeername()
+        here, here_port = connection.getsockname()
+    except OSError:  # it is gone already
+        return {}
+    return {
+        "SSH_CLIENT": f"{client} {port} {here_port}",
+        "SSH_CONNECTION": f"{client} {port} {here} {here_port}",
+    }
 
 
 def load_service(ssh_dir: Path, home: str, environment: dict[str, str]) -> Service:

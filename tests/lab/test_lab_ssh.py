@@ -95,7 +95,9 @@ def test_nothing_of_the_persons_environment_is_in_the_lab(
     lab: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = set(ssh(lab.endpoint, "env | cut -d= -f1").stdout.decode().split())
-    assert names <= {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "PWD", "OLDPWD", "SHLVL", "_"}
+    shell = {"PWD", "OLDPWD", "SHLVL", "_"}
+    session = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "SSH_CLIENT", "SSH_CONNECTION"}
+    assert session <= names <= session | shell
     host = ssh(lab.endpoint, r"tr '\0' '\n' < /proc/1/environ | cut -d= -f1").stdout.decode().split()
     assert set(host) <= {"PATH", "LANG", "PYTHONPATH", "PYTHONUSERBASE", "LD_LIBRARY_PATH"}
 

@@ -131,7 +131,10 @@ def test_the_pct_wrapper_survives_odd_paths(tmp_path) -> None:
     for folder in (package, package.parent, package.parent.parent):
         (folder / "__init__.py").write_text("")
     (package / "cli.py").write_text(
-        "import os\ndef main(argv):\n    print(argv, os.environ['DFLASHCTL_PCT_STATE'])\n    return 3\n"
+        "import os, sys\n"
+        "def main():\n"
+        "    print(sys.argv[1:], os.environ['DFLASHCTL_PCT_STATE'])\n"
+        "    sys.exit(3)\n"
     )
     wrapper = tmp_path / "pct"
     wrapper.write_text(layout.pct_wrapper(sys.executable, str(parent)))
