@@ -160,7 +160,7 @@ def _drain(
 def _copy(
     source: Path, destination: Path, mode: int | None, timeout_s: float, progress: Progress | None
 ) -> None:
-    """Copy beside the destination, then rename over it: never half a file, and no file is copied onto itself."""
+    """Copy beside the destination, then rename over it: never half a file, nor a file emptied by itself."""
     deadline = time.monotonic() + timeout_s
     aside = destination.with_name(f".{destination.name}.{os.getpid()}.part")
     with source.open("rb") as reader:

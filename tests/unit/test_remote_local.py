@@ -171,7 +171,7 @@ def test_copying_a_file_onto_itself_does_not_empty_it(engine: LocalEngine, tmp_p
 
 
 def test_a_folder_that_is_not_there_is_told(engine: LocalEngine, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot write .*No such file or directory"):
+    with pytest.raises(UsageError, match="No such file or directory"):
         engine.put(Path(__file__), str(tmp_path / "nope" / "x"), timeout_s=10)
 
 
