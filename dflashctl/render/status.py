@@ -24,7 +24,8 @@ def title(look: Look) -> str:
         parts.append(f"GPUs: {look.gpu_problem}")
     if look.contact != "ok":
         parts.append({"lost": "no contact", "frozen": "frozen", "stopped": "stopped"}[look.contact])
-    parts.append(plural(look.live, "run") if look.live else "no live run")
+    if look.live or look.contact == "ok":
+        parts.append(plural(look.live, "run") if look.live else "no live run")
     return " · ".join(parts)
 
 
@@ -101,7 +102,7 @@ def details(look: Look, row: Row) -> RenderableType:
 
 def fact_lines(row: Row) -> list[tuple[str, str]]:
     """Name and words of each fact that there is."""
-    facts = row.facts
+    facts, verdict = row.facts, row.verdict
     record, beat, steps, log, family = facts.record, facts.heartbeat, facts.steps, facts.log, facts.family
     lines = [("run", facts.id)]
     if record.get("recipe"):
@@ -109,7 +110,8 @@ def fact_lines(row: Row) -> list[tuple[str, str]]:
         variant = f", variant {record['variant']}" if record.get("variant") else ""
         lines.append(("recipe", f"{record['recipe']}{variant}" + (f", release {release}" if release else "")))
     if facts.gpu_indices:
-        use = [f"{gpu.index}: {_percent(gpu.utilization_pct)}, {_mib(gpu.memory_mib)}" for gpu in facts.gpus]
+        loads = () if verdict.ended else facts.gpus  # they may be somebody else's by now
+        use = [f"{gpu.index}: {_percent(gpu.utilization_pct)}, {_mib(gpu.memory_mib)}" for gpu in loads]
         lines.append(("GPUs", ranges(list(facts.gpu_indices)) + (f" ({'; '.join(use)})" if use else "")))
     if facts.step is not None:
         each = f", {age(steps.median_step_s)} each" if steps and steps.median_step_s else ""

@@ -18,7 +18,8 @@ SILENCE_S = 30.0
 
 
 class Live:
-    """Redraws the overview in place; at the end it vanishes, for the caller to print the last word."""
+    """Redraws the overview in place. At the end it vanishes, for the caller to print the last word; when
+    interrupted, the last table stays."""
 
     def __init__(self) -> None:
         from rich.live import Live as RichLive
@@ -32,6 +33,7 @@ class Live:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._live.transient = kind is None
         self._live.__exit__(kind, error, trace)
 
     def update(self, look: Look) -> None:

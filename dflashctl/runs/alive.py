@@ -169,6 +169,8 @@ def _verdict(
         told.insert(0, f"its end was asked for {age(facts.kill_requested_age_s)} ago")
     if state in ("wedged", "slow") and facts.gpus:
         told.append(signs.gpus_sentence(facts))
+    if facts.heartbeat is not None and facts.heartbeat.not_finite:
+        told.append(f"not a finite number: {', '.join(facts.heartbeat.not_finite)}")
     told += [f"damaged: {problem}" for problem in facts.problems]
     return Verdict(state, sure, tuple(told), _next(facts, state), for_s or facts.started_age_s)
 

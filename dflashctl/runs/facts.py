@@ -28,6 +28,8 @@ class Heartbeat:
     queues: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # name -> (depth, size)
     dead_threads: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
+    """Names of metrics that are NaN or infinite."""
 
 
 @dataclass(frozen=True)

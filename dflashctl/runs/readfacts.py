@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,7 +81,8 @@ def read_heartbeat(beat: Mapping[str, Any], now: Mapping[str, Any]) -> Heartbeat
         depth, size = whole(mapping(queue).get("depth")), whole(mapping(queue).get("size"))
         if depth is not None and size is not None:
             queues[name] = (depth, size)
-    metrics = {name: number(value) for name, value in mapping(beat.get("metrics")).items()}
+    raw = mapping(beat.get("metrics"))
+    metrics = {name: number(value) for name, value in raw.items()}
     return Heartbeat(
         phase=phase,
         age_s=age,
@@ -94,6 +96,7 @@ def read_heartbeat(beat: Mapping[str, Any], now: Mapping[str, Any]) -> Heartbeat
             sorted(name for name, alive in mapping(beat.get("threads")).items() if alive is False)
         ),
         metrics={name: value for name, value in metrics.items() if value is not None},
+        not_finite=tuple(sorted(name for name, value in raw.items() if _not_finite(value))),
     )
 
 
@@ -179,6 +182,10 @@ def read_ending(ending: Mapping[str, Any], now: Mapping[str, Any]) -> Ending | N
         reason=text(by.get("reason")),
         why=text(ending.get("why")),
     )
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _root_cause(cause: Mapping[str, Any]) -> str:

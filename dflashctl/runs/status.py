@@ -20,7 +20,8 @@ from dflashctl.runs.readfacts import read_answer
 from dflashctl.runs.verdict import Verdict, judge
 
 SAMPLE_S = 0.4
-OBSERVE_TIMEOUT_S = 40.0
+OBSERVE_TIMEOUT_S = 15.0
+"""A look takes about a second. After this the engine looks whether the container is frozen, and says so."""
 GPU_PATIENCE_S = 6.0
 """A driver that hangs must not hide the runs: so much longer than the look inside it may take."""
 
@@ -35,7 +36,7 @@ class Row:
     @property
     def tokens_per_s(self) -> float | None:
         """As the run reports it; 0 where it stands still."""
-        if self.verdict.ended or self.verdict.state in ("unknown", "frozen", "queued"):
+        if self.verdict.state not in ("running", "slow", "wedged"):
             return None
         if self.verdict.state == "wedged":
             return 0.0

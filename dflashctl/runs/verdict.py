@@ -38,7 +38,7 @@ def _no_contact(facts: RunFacts) -> Verdict | None:
     reason = (facts.contact_detail,) if facts.contact_detail else ()
     if facts.contact == "frozen":
         return Verdict(
-            "frozen", "high", ("its container is frozen: nothing in it runs, nothing is lost", *seen)
+            "frozen", "high", ("its container is frozen: nothing in it runs until it is thawed", *seen)
         )
     if facts.contact == "stopped":
         what = "its container is stopped; how the run ended is known once it is started again"

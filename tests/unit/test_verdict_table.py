@@ -203,6 +203,9 @@ CASE("the leader has ended, ranks remain", heartbeat=beat(), leader_alive=False,
 CASE("everybody has ended, the record is being written", leader_alive=False, family=Family(), state="running",
      sure="low", says=["about to record"])
 
+CASE("the loss is NaN: it runs, and it is said", heartbeat=beat(not_finite=("loss",)), steps=steps(),
+     state="running", says=["not a finite number: loss"])
+
 # --- slow ---------------------------------------------------------------------------------------------------
 CASE("late, but not yet wedged", heartbeat=beat(), steps=steps(20.0), state="slow",
      says=["no step for 20 s (median 3.6 s)"])
