@@ -52,10 +52,10 @@ def run(argv: list[bytes], env: dict[bytes, bytes]) -> int:
     os.environb.update(env)
     word = argv[0].decode("latin-1") if argv else ""
     if not word:
-        raise Die(commands.usage_list("no command specified"))
+        raise Die(commands.usage_list("no command specified", state.version))
     if os.geteuid() != 0:
         raise Die("please run as root\n", 2)
-    name, command = commands.find(word)
+    name, command = commands.find(word, state.version)
     if not command.known:
         raise Die(f"pct stand-in: there is no `pct {name}` here\n")
     try:
@@ -131,15 +131,15 @@ def _exec(call: Call) -> int:
     argv = call.values["extra-args"]
     assert isinstance(argv, list)
     if not argv:
-        raise Die("missing command at /usr/share/perl5/PVE/CLI/pct.pm line 246.\n")
+        raise Die(f"missing command {call.state.at('missing command')}.\n")
     env = dict(call.env)
     if call.state.version >= (5, 0, 9):
         env.pop(b"SSL_CERT_FILE", None)
         env.pop(b"SSL_CERT_DIR", None)
     for name in _TAINTED:
         if name in env:
-            where = "at /usr/share/perl5/PVE/CLI/pct.pm line 253"
-            raise Die(f"Insecure $ENV{{{name.decode()}}} while running with -T switch {where}.\n")
+            where = f"while running with -T switch {call.state.at('exec')}"
+            raise Die(f"Insecure $ENV{{{name.decode()}}} {where}.\n")
     configured = [b"TERM=linux"]  # Proxmox writes this into every container's LXC configuration
     for key, value in found.lxc:
         at_run_time = key == "lxc.environment.runtime" and call.state.version >= (6, 0, 15)
@@ -160,7 +160,7 @@ def _push(call: Call) -> int:
 
     def work() -> None:
         pid = container.init_pid()
-        transfer.push(pid, unprivileged, call.text("file"), call.text("destination"), ownership)
+        transfer.push(pid, unprivileged, call.text("file"), call.text("destination"), ownership, call.state)
 
     worker.run(work)
     os.close(holder)
@@ -170,13 +170,13 @@ def _push(call: Call) -> int:
 def _pull(call: Call) -> int:
     holder = lock.acquire(call.state.lock_dir, call.vmid)
     if not status.is_running(call.state, call.vmid):
-        raise Die("can only pull files from a running VM at /usr/share/perl5/PVE/CLI/pct.pm line 664.\n")
+        raise Die(f"can only pull files from a running VM {call.state.at('pull')}.\n")
     container = backend(call.state, call.vmid)
     ownership = _ownership(call)
 
     def work() -> None:
         pid = container.init_pid()
-        transfer.pull(pid, call.text("path"), call.text("destination"), ownership)
+        transfer.pull(pid, call.text("path"), call.text("destination"), ownership, call.state)
 
     worker.run(work)
     os.close(holder)

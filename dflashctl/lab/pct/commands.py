@@ -31,7 +31,7 @@ class Command:
     is the usage line after the command's name, where it cannot be derived (commands that this stand-in does
     not have)."""
 
-    __slots__ = ("group", "known", "parameters", "positional", "tail")
+    __slots__ = ("group", "known", "parameters", "positional", "since", "tail")
 
     def __init__(
         self,
@@ -40,17 +40,20 @@ class Command:
         parameters: Mapping[str, Parameter] | None = None,
         *,
         tail: str | None = None,
+        since: tuple[int, ...] = (),
     ) -> None:
         self.group = group
         self.positional = positional.split()
         self.parameters = dict(parameters or {})
         self.known = tail is None
         self.tail = tail
+        self.since = since
 
     def usage(self, prefix: str, version: tuple[int, ...]) -> str:
         """The one-line usage, for instance `pct push <vmid> <file> <destination> [OPTIONS]`."""
         if self.tail is not None:
-            return f"{prefix} {self.tail}\n"
+            tail = self.tail if version >= self.since else self.tail.removesuffix(" [OPTIONS]")
+            return f"{prefix} {tail}\n"
         names = [f"[<{name}>]" if name == "extra-args" else f"<{name}>" for name in self.positional]
         has_options = any(name not in self.positional for name in self.available(version))
         return f"{prefix} {' '.join(names)}{' [OPTIONS]' if has_options else ''}\n"
@@ -82,7 +85,7 @@ COMMANDS: dict[str, Command] = {
     "stop": Command(
         _STATUS,
         "vmid",
-        {**_VMID, **_SKIPLOCK, "overrule-shutdown": Parameter("boolean", since=(5, 1, 0))},
+        {**_VMID, **_SKIPLOCK, "overrule-shutdown": Parameter("boolean", since=(5, 0, 10))},
     ),
     "shutdown": Command(_STATUS, "vmid", {**_VMID, "timeout": Parameter("integer"), "forceStop": _SWITCH}),
     "reboot": Command(_STATUS, "vmid", {**_VMID, "timeout": Parameter("integer")}),
@@ -136,24 +139,24 @@ _ABSENT = {
 }
 for _group, _tails in _ABSENT.items():
     for _name, _tail in _tails.items():
-        COMMANDS[_name] = Command(_group, tail=_tail)
+        COMMANDS[_name] = Command(_group, tail=_tail, since=(5, 0, 9) if _name == "enter" else ())
 
 
-def find(word: str) -> tuple[str, Command]:
+def find(word: str, version: tuple[int, ...]) -> tuple[str, Command]:
     """The command that a word means: its name, or a beginning that only one name has."""
     if not word:
-        raise Die(usage_list("no command specified"))
+        raise Die(usage_list("no command specified", version))
     if word in COMMANDS:
         return word, COMMANDS[word]
     hits = [name for name in COMMANDS if name.startswith(word)]
     if len(hits) == 1:
         return hits[0], COMMANDS[hits[0]]
     if hits:
-        raise Die(usage_list(f"incomplete command 'pct {word}'", word))
-    raise Die(usage_list(f"unknown command 'pct {word}'"))
+        raise Die(usage_list(f"incomplete command 'pct {word}'", version, word))
+    raise Die(usage_list(f"unknown command 'pct {word}'", version))
 
 
-def usage_list(problem: str, under: str = "") -> str:
+def usage_list(problem: str, version: tuple[int, ...], under: str = "") -> str:
     """What pct says when it does not know what to do. With an ambiguous beginning (`under`) the real list
     puts that word before every command and has no blank lines."""
     lines = [f"ERROR: {problem}", "USAGE: pct <COMMAND> [ARGS] [OPTIONS]", ""]
@@ -164,7 +167,7 @@ def usage_list(problem: str, under: str = "") -> str:
             lines.append("")
         group = command.group
         prefix = f"pct {under} {name}" if under else f"pct {name}"
-        lines.append("       " + command.usage(prefix, (99,)).rstrip("\n"))
+        lines.append("       " + command.usage(prefix, version).removesuffix("\n"))
     return "\n".join(lines) + "\n"
 
 

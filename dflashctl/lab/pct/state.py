@@ -18,7 +18,14 @@ from dflashctl.lab.pct.errors import Die
 VARIABLE = b"DFLASHCTL_PCT_STATE"
 
 # The newest pve-container of each Proxmox VE release that was looked at (docs/pct.md#versions).
-PVE_CONTAINER = {7: (4, 4, 7), 8: (5, 3, 3), 9: (6, 1, 10)}
+PVE_CONTAINER = {7: (4, 4, 7), 8: (5, 3, 5), 9: (6, 1, 10)}
+
+# Line numbers of src/PVE/CLI/pct.pm that those packages print in messages: nobody should match on them.
+_LINES = {
+    7: {"missing command": 189, "exec": 191, "pull": 561, "pull copy": 579, "push copy": 683},
+    8: {"missing command": 239, "exec": 246, "pull": 657, "pull copy": 675, "push copy": 784},
+    9: {"missing command": 246, "exec": 253, "pull": 664, "pull copy": 682, "push copy": 791},
+}
 
 
 class State:
@@ -45,6 +52,10 @@ class State:
         )
         self.startup_delay_s: float = settings.get("startup_delay_s", 0.0)
         self.lock_dir: str = settings.get("lock_dir") or os.path.join(folder, "lock")
+
+    def at(self, place: str) -> str:
+        """The ` at FILE line N` that Perl puts behind a message without a newline."""
+        return f"at /usr/share/perl5/PVE/CLI/pct.pm line {_LINES[self.pve][place]}"
 
     def config_name(self, vmid: int) -> str:
         """How messages name the configuration file."""

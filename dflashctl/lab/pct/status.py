@@ -83,6 +83,8 @@ def verbose(state: State, vmid: int, found: config.Config) -> str:
     for key in ("lock", "tags"):
         if found.get(key):
             facts[key] = found.get(key)
+    if state.version < (5, 0, 5):
+        facts["cpu"] = 0  # the load since the last call in the same process: there is none
     if found.template:
         facts["template"] = 1
     running = _backend(state, vmid)
@@ -120,7 +122,7 @@ def _running_facts(pid: int, version: tuple[int, ...]) -> dict[str, object]:
     folders = _cgroups(pid)
     facts["mem"] = _first_number(folders, "memory.current", "memory.usage_in_bytes")
     facts["swap"] = _first_number(folders, "memory.swap.current")
-    if version >= (6, 0, 1):
+    if version >= (6, 0, 7):
         for resource, kind in _PRESSURES:
             average = _pressure(folders, resource, kind)
             if average:

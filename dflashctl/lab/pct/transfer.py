@@ -14,6 +14,10 @@ from dflashctl.lab.pct import namespaces
 from dflashctl.lab.pct.errors import AttachError, Die
 from dflashctl.lab.pct.output import err
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from dflashctl.lab.pct.state import State
+
 BUFFER = 2 * 1024 * 1024
 SMALLEST_BUFFER = 1024
 
@@ -29,7 +33,9 @@ class Ownership:
         self.group = group
 
 
-def push(init_pid: int, unprivileged: bool, source: str, destination: str, ownership: Ownership) -> None:
+def push(
+    init_pid: int, unprivileged: bool, source: str, destination: str, ownership: Ownership, state: State
+) -> None:
     """Copy a file of the host into the container. Raises Die; returns as if all were well when the copy is
     cut."""
     try:
@@ -38,10 +44,10 @@ def push(init_pid: int, unprivileged: bool, source: str, destination: str, owner
         raise Die(f"failed to open {source} for reading\n") from None
     _enter(init_pid, as_root_inside=unprivileged)
     destination_fd = create_file(destination, ownership)
-    copy(source_fd, destination_fd, 791)
+    copy(source_fd, destination_fd, state.at("push copy"))
 
 
-def pull(init_pid: int, source: str, destination: str, ownership: Ownership) -> None:
+def pull(init_pid: int, source: str, destination: str, ownership: Ownership, state: State) -> None:
     """Copy a file of the container to the host. The destination is emptied before the source is looked at."""
     destination_fd = create_file(destination, ownership)
     _enter(init_pid, as_root_inside=False)
@@ -49,7 +55,7 @@ def pull(init_pid: int, source: str, destination: str, ownership: Ownership) -> 
         source_fd = os.open(source.encode(), os.O_RDONLY)
     except OSError as error:
         raise Die(f"failed to open {source}: {os.strerror(error.errno or 0)}\n") from None
-    copy(source_fd, destination_fd, 682)
+    copy(source_fd, destination_fd, state.at("pull copy"))
 
 
 def _enter(init_pid: int, *, as_root_inside: bool) -> None:
@@ -143,13 +149,13 @@ def _mode(text: str) -> int:
     return int(digits, base)
 
 
-def copy(source: int, destination: int, line: int) -> None:
+def copy(source: int, destination: int, caller: str) -> None:
     """Perl's File::Copy between two open files, its result ignored as pct ignores it. Returns on any
     error."""
     have, into = os.fstat(source), os.fstat(destination)
     if (have.st_dev, have.st_ino) == (into.st_dev, into.st_ino) and not stat.S_ISFIFO(have.st_mode):
         names = " and ".join(f"'GLOB({id(info):#x})'" for info in (have, into))
-        err(f"{names} are identical (not copied) at /usr/share/perl5/PVE/CLI/pct.pm line {line}.\n")
+        err(f"{names} are identical (not copied) {caller}.\n")
         return
     size = min(have.st_size, BUFFER) if have.st_size >= 512 else SMALLEST_BUFFER
     try:

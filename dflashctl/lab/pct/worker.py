@@ -53,8 +53,8 @@ def run(work: Callable[[], None]) -> bool:
     os.waitpid(child, 0)
     if verdict == b"OK":
         return True
-    if verdict.startswith(b"ERROR:"):
-        write(2, verdict[6:] + b"\n")
+    if verdict.startswith(b"TASK ERROR: "):
+        write(2, verdict[12:].removesuffix(b"\n") + b"\n")
     else:  # it was killed before it could say anything
         err("got unexpected control message:  \n")
     return False
@@ -86,17 +86,19 @@ def _child(work: Callable[[], None], out: int, end: int) -> NoReturn:
         os.write(end, b"OK")
         code = 0
     except Die as error:
-        # The error line is one line, whatever it is made of.
-        os.write(end, b"ERROR:" + _one_line(error.text))
+        os.write(end, _one_line(error.text))
     except BaseException as error:
-        os.write(end, b"ERROR:" + _one_line(f"pct stand-in: {type(error).__name__}: {error}"))
+        os.write(end, _one_line(f"pct stand-in: {type(error).__name__}: {error}"))
     finally:
         os._exit(code)
     raise AssertionError("unreachable")
 
 
 def _one_line(text: str) -> bytes:
-    return text.removesuffix("\n").replace("\n", " ").encode("utf-8", "surrogateescape")
+    """The error as it comes through the task's control pipe: one line, and cut short by one byte for every
+    byte that its characters need beyond one each (the real tool writes length-in-characters bytes)."""
+    line = f"TASK ERROR: {text.removesuffix(chr(10)).replace(chr(10), ' ')}\n"
+    return line.encode("utf-8", "surrogateescape")[: len(line)]
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
