@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -150,7 +151,7 @@ class PctEngine(Engine):
                 raise self._after_deadline(" ".join(argv[:2]), left) from None
             text = finished.stderr.decode("utf-8", "replace").strip()
             if finished.exit_status == 0:
-                return text.removeprefix("trying to acquire lock...").removeprefix(" OK").strip()
+                return re.sub(r"\Atrying to acquire lock\.\.\.\s*OK\s*", "", text).strip()
             pause = random.uniform(0.2, 1.0)
             if pct_messages.is_lock_timeout(text) and time.monotonic() + pause < give_up:
                 log.debug("%s: the container's lock is held, trying again", self.host.name)
