@@ -13,7 +13,7 @@ from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, RecipeOpt
 if TYPE_CHECKING:
     from dflashctl.config.hosts import Host
     from dflashctl.remote.engine import Progress
-    from dflashctl.runs.deploy import Source
+    from dflashctl.runs.deploy import Phase, Source
 
 app = typer.Typer()
 WaitOption = Annotated[
@@ -79,8 +79,8 @@ def _deploy(host: Host, source: Source, json: bool, wait_s: float) -> dict[str, 
 
     if not json:
         _title(host, source)
-    with open_engine(host) as engine, _progress() as progress:
-        done = act(engine, source, wait_s=wait_s, progress=progress)
+    with open_engine(host) as engine, _progress() as (progress, phase):
+        done = act(engine, source, wait_s=wait_s, progress=progress, phase=phase)
     notes = [*done.plan.warnings, *done.proof["warnings"]]
     if notes:
         warn(warnings(notes))
@@ -90,17 +90,20 @@ def _deploy(host: Host, source: Source, json: bool, wait_s: float) -> dict[str, 
 
 
 @contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A bar for the bytes when stderr is a terminal; it vanishes when it is done."""
+def _progress() -> Iterator[tuple[Progress | None, Phase | None]]:
+    """On a terminal: a bar for the bytes, then the step that runs inside. It vanishes when it is done."""
     import sys
 
     if not sys.stderr.isatty():
-        yield None
+        yield None, None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-    columns = ("  sending", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = ("  {task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("send", total=None, visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+        task = bar.add_task("sending", total=None, visible=False)
+        yield (
+            lambda done, total: bar.update(task, completed=done, total=total, visible=True),
+            lambda name: bar.update(task, description=name),
+        )
