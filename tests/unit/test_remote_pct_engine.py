@@ -147,7 +147,7 @@ def test_a_lock_that_stays_is_given_up(box: Box, engine: PctEngine, monkeypatch:
 
 
 def test_waiting_for_a_lock_that_is_granted_is_no_failure(box: Box, engine: PctEngine) -> None:
-    box.program("pct", "printf 'trying to acquire lock...' >&2; echo ' OK' >&2")
+    box.program("pct", "echo 'trying to acquire lock...' >&2; echo ' OK' >&2")
     engine.put(Path(__file__), "/inside", timeout_s=20)
 
 
