@@ -73,8 +73,12 @@ class Project:
             return runs.deploy(engine, self.source(), **options)
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.dflashctl("deploy", *words)
+
+    def dflashctl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "dflashctl", *words]
         return subprocess.run(
-            self.argv(*words), cwd=self.root, env=self.env(), capture_output=True, text=True, timeout=120
+            argv, cwd=self.root, env=self.env(), capture_output=True, text=True, timeout=120
         )
 
     def argv(self, *words: str) -> list[str]:

@@ -138,3 +138,19 @@ def test_a_deploy_that_cannot_be_proven_leaves_the_running_version(
     assert "Traceback" not in done.stderr
     assert project.current() == before
     assert project.litter() == []
+
+
+def test_a_release_that_a_live_run_uses_outlives_any_number_of_deploys(project: Project) -> None:
+    """keep_releases is 3: current, previous and one more stay anyhow; the run's is older than all of them."""
+    project.write("prog/__main__.py", "import time\n\nwhile True:\n    time.sleep(0.2)\n")
+    used = project.deploy().proof["release"]
+    launched = project.dflashctl("launch", "--tag", "pinned")
+    assert launched.returncode == 0, launched.stderr
+    for number in range(4):
+        project.write("prog/policy.py", f"cudagraph_trees = False  # {number}\n")
+        project.deploy()
+    assert (project.seen / "code" / "releases" / used / "prog" / "__main__.py").is_file()
+    ended = project.dflashctl("kill", "pinned")
+    assert ended.returncode == 0, ended.stderr
+    project.write("prog/policy.py", "cudagraph_trees = False  # last\n")
+    assert used in project.deploy().proof["pruned"]
