@@ -115,40 +115,53 @@ def _stale(facts: RunFacts, beat: Heartbeat, rules: Rules) -> Verdict:
 
 def _without_heartbeat(facts: RunFacts, rules: Rules) -> Verdict:
     """A program of any kind: its log, its CPU time, and the recipe's step_regex where there is one."""
-    log, silent = facts.log, signs.quiet(facts)
-    started = facts.started_age_s
-    basis = "no heartbeat: judged by its log's steps and CPU time" if facts.step is not None else (
-        "no heartbeat: judged by log and CPU time alone"
-    )  # fmt: skip
-    written = bool(log and log.size)
-    if started is not None and started < rules.fresh_s and not written:
+    log, silent, started = facts.log, signs.quiet(facts), facts.started_age_s
+    if started is not None and started < rules.fresh_s and not (log and log.size):
         return _verdict(facts, "starting", "medium", [f"started {age(started)} ago"], started)
-    busy, fatal = signs.busy(facts, rules), any(hit.fatal for hit in known_hits(facts))
-    troubled = bool(log and (log.exceptions or fatal))
-    said = ([signs.step_sentence(facts)] if facts.step is not None else []) + [
-        signs.cpu_sentence(facts, rules)
-    ]
-    still = [f"its log is silent for {age(silent)}"] if silent is not None else ["it has no log"]
-    trouble = log_sentences(facts)
-    usual = signs.mean_step(facts)
-    if (log and (log.grown or 0) > 0) or (silent is not None and silent < rules.quiet_s):
-        sure: Confidence = "medium" if facts.step is not None and not troubled else "low"
-        wrote = "its log grows" if log and log.grown else f"its log was written {age(silent)} ago"
-        return _verdict(facts, "running", sure, [wrote, *said, basis, *trouble])
+    stepping = facts.step is not None
+    basis = f"no heartbeat: judged by {'the steps in its log' if stepping else 'its log'} and CPU time alone"
+    cpu, trouble = signs.cpu_sentence(facts, rules), log_sentences(facts)
+    step = [signs.step_sentence(facts)] if stepping else []
     if silent is None:
-        return _verdict(facts, "running", "low", [*said, *still, basis])
-    if fatal and silent > (rules.alone_min_s if busy else rules.weak_min_s):
-        return _verdict(facts, "wedged", "medium", [*still, *trouble, *said, basis], silent)
-    if troubled and silent > (rules.quiet_slow_s if busy else rules.alone_min_s):
-        return _verdict(facts, "wedged", "low", [*still, *trouble, *said, basis], silent)
-    if usual is not None and silent > max(rules.alone_factor * usual, rules.alone_min_s):
+        return _verdict(facts, "running", "low", [cpu, "it has no log", basis])
+    usual = signs.mean_step(facts)
+    late = f"its log is silent for {age(silent)}"
+    if usual is not None:
         late = f"no step for at least {age(silent)} (usually {age(usual)})"
-        return _verdict(facts, "slow" if busy else "wedged", "low", [late, *said, basis], silent)
-    if silent > rules.quiet_wedged_s and not busy:
-        return _verdict(facts, "wedged", "low", [*still, *said, basis], silent)
-    if silent > (rules.quiet_wedged_s if busy else rules.quiet_slow_s):
-        return _verdict(facts, "slow", "low", [*still, *said, basis], silent)
-    return _verdict(facts, "running", "low", [*said, *still, basis, *trouble])
+    slow_s, wedged_s, sure = _patience(facts, usual, rules)
+    if silent > wedged_s:
+        return _verdict(facts, "wedged", sure, [late, *trouble, *step, cpu, basis], silent)
+    if silent > slow_s:
+        return _verdict(facts, "slow", "low", [late, *trouble, *step, cpu, basis], silent)
+    wrote = "its log grows" if log and log.grown else f"its log was written {age(silent)} ago"
+    recent = silent < rules.quiet_s
+    sure = "medium" if stepping and recent and not trouble else "low"
+    return _verdict(facts, "running", sure, [*step, wrote, *([] if recent else [cpu]), basis, *trouble])
+
+
+def _patience(facts: RunFacts, usual: float | None, rules: Rules) -> tuple[float, float, Confidence]:
+    """(silence that is slow, silence that is a wedge, how sure that is), in seconds of the log.
+
+    Who computes gets more of it; a known fatal line takes it away; a known step time measures it.
+    """
+    busy, fatal = signs.busy(facts, rules), any(hit.fatal for hit in known_hits(facts))
+    troubled = facts.log is not None and facts.log.exceptions > 0
+    slow_s = rules.quiet_wedged_s if busy else rules.quiet_slow_s
+    if usual is not None:
+        slow_s = max(rules.slow_factor * usual, rules.slow_min_s)
+    if fatal:
+        return (
+            slow_s,
+            rules.alone_min_s if busy else max(rules.fatal_quiet_s, rules.strong_factor * (usual or 0)),
+            "medium",
+        )
+    if usual is not None and busy:
+        return slow_s, max(rules.alone_factor * usual, rules.busy_quiet_s), "low"
+    if usual is not None:
+        return slow_s, max(rules.weak_factor * usual, rules.weak_min_s), "low"
+    if troubled:
+        return slow_s, rules.quiet_slow_s if busy else rules.alone_min_s, "low"
+    return slow_s, float("inf") if busy else rules.quiet_wedged_s, "low"
 
 
 def _ending(facts: RunFacts) -> Verdict:

@@ -43,6 +43,10 @@ class Rules:
     """Less CPU time than this share of the sample is none."""
     quiet_s: float = 60.0
     """Without a heartbeat: a log written to more recently needs no other proof."""
+    fatal_quiet_s: float = 30.0
+    """Without a heartbeat: a known fatal line, then so much silence without CPU time."""
+    busy_quiet_s: float = 600.0
+    """Without a heartbeat: it computes but tells no step; that may be an evaluation."""
     quiet_slow_s: float = 300.0
     quiet_wedged_s: float = 1800.0
     fresh_s: float = 10.0

@@ -80,7 +80,7 @@ def test_details_of_one_run(box: Any, cli: Callable[..., Any], until: Callable[.
     until(lambda: "118" in box.log(live))
     code, out, _ = cli("status", "live")
     assert code == 0
-    for piece in (live["id"], "confidence low", "judged by log and CPU time alone", live["log"], "1×S"):
+    for piece in (live["id"], "confidence low", "judged by its log and CPU time alone", live["log"], "1×S"):
         assert piece in out
 
 

@@ -264,9 +264,9 @@ CASE("an NCCL timeout while the processes linger", heartbeat=beat(), steps=steps
 # --- programs without a heartbeat ---------------------------------------------------------------------------
 CASE("started a moment ago", started_age_s=3.0, log=Log(size=0, quiet_s=3.0), state="starting")
 CASE("its log grows", log=log(grown=80), state="running", sure="low",
-     says=["no heartbeat: judged by log and CPU"])
+     says=["no heartbeat: judged by its log and CPU"])
 CASE("its log tells steps", log=log(step=118), step_regex=True, state="running", sure="medium",
-     says=["step 118", "judged by its log's steps"])
+     says=["step 118", "judged by the steps in its log"])
 CASE("silent but busy", log=log(200.0), state="running", sure="low", says=["120 % of a core busy"])
 CASE("busy and silent for an hour", log=log(3600.0), started_age_s=4000.0, state="slow", sure="low")
 CASE("silent and idle for six minutes: waiting or stuck, nobody can tell", log=log(360.0), family=idle(),
@@ -284,6 +284,15 @@ CASE("an unknown exception and two idle minutes", family=idle(), state="wedged",
 CASE("regular steps, then silence and no CPU", log=log(200.0, step=100), family=idle(), state="wedged",
      sure="low",
      says=["no step for at least 200 s (usually 4.0 s)"])
+CASE("a step each 5 s, then 20 s of silence", log=log(20.0, step=118), state="slow", sure="low",
+     says=["no step for at least 20 s (usually 4.9 s)"])
+CASE("it computes for five minutes and tells no step: perhaps an evaluation", log=log(300.0, step=118),
+     state="slow")
+CASE("it computes for half an hour and tells no step", log=log(1800.0, step=118), started_age_s=2400.0,
+     state="wedged")
+CASE("a fatal line and half a minute without CPU time", log=log(40.0, **TLS), family=idle(), state="wedged")
+CASE("a fatal line, and it goes on", log=log(2.0, grown=10, **TLS), state="running", sure="low",
+     says=["log line 214"])
 CASE("no log at all", log=None, state="running", sure="low", says=["it has no log"])
 CASE("the log was removed", log=Log(exists=False), state="running", sure="low")
 
