@@ -60,12 +60,23 @@ def problems(
     for detail in error.errors(include_url=False):
         loc = _without_union_tags(model, detail["loc"])
         by_path.setdefault(loc, []).append({**detail, "loc": loc})
+    meant = {(*loc[:-1], _meant(model, loc)) for loc, rows in by_path.items() if _is(rows, "extra_forbidden")}
     rows = []
     for loc, details in by_path.items():
+        if _is(details, "missing") and loc in meant:
+            continue  # it is there, only misspelt, and that is said
         full = (*prefix, *loc) if document.depth((*prefix, *loc)) > len(prefix) or not loc else loc
         row = (document.position(full), *_describe(model, full, loc, details))
         rows.append((document.order(full), row))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+
+
+def _is(details: list[dict[str, Any]], kind: str) -> bool:
+    return bool(details[0]["type"] == kind)
+
+
+def _meant(model: type[BaseModel], loc: Loc) -> str | None:
+    return nearest(str(loc[-1]), fields_at(model, loc[:-1]))
 
 
 def _describe(
@@ -75,7 +86,7 @@ def _describe(
     detail = details[0]
     if detail["type"] == "extra_forbidden":
         known = fields_at(model, loc[:-1])
-        close = nearest(str(loc[-1]), known)
+        close = _meant(model, loc)
         hint = f"did you mean '{close}'?" if close else f"valid keys here: {', '.join(sorted(known))}"
         return f"unknown key: {path}", hint
     if detail["type"] == "missing":
