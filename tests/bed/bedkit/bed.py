@@ -129,7 +129,7 @@ class Bed:
         pctstate.write(
             at, {self.ids[r]: pve_config(c, self.ids[r], at.shared) for r, c in self.containers.items()}
         )
-        (at.ssh / "sshd_config").write_text(sshd_config(at, self.port, at.pct))
+        (at.ssh / "sshd_config").write_text(sshd_config(at, self.port))
         driver_env = {"PATH": PATH, "PYTHONPATH": str(REPOSITORY)}
         plan = {
             "steps": host_steps(at, trees, devices),

@@ -25,8 +25,8 @@ def write(layout: Layout, configs: dict[int, str]) -> None:
         (state / "conf" / f"{vmid}.conf").write_text(text)
         (state / "ns" / f"{vmid}.json").write_text(json.dumps({"backend": "lxc", "lxcpath": str(layout.lxc)}))
     program = layout.bin / "pct"
-    python, code = shlex.quote(sys.executable), f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})"
-    run = f"{code}; from dflashctl.lab.pct.__main__ import main; sys.exit(main())"
+    python, code = shlex.quote(sys.executable), f"import sys; sys.path.append({str(REPOSITORY)!r})"
+    run = f"{code}; from dflashctl.lab.pct.cli import main; main()"
     program.write_text(
         f'#!/bin/sh\nexport DFLASHCTL_PCT_STATE={state}\nexec {python} -I -S -c {shlex.quote(run)} "$@"\n'
     )

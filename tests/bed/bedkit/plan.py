@@ -129,7 +129,7 @@ def host_steps(layout: Layout, trees: list[tuple[Container, int, Path]], devices
     return [*steps, *run_steps(layout)]
 
 
-def sshd_config(layout: Layout, port: int, state: Path) -> str:
+def sshd_config(layout: Layout, port: int) -> str:
     """A real sshd as a Proxmox host runs it, but on loopback, with keys of its own, and a PATH that has the
     stand-ins first."""
     path = f"{layout.bin}:{PATH}"
@@ -148,5 +148,5 @@ MaxStartups 200:30:400
 MaxSessions 64
 UseDNS no
 Subsystem sftp internal-sftp
-SetEnv PATH={path} HOME={layout.home} DFLASHCTL_PCT_STATE={state}
+SetEnv PATH={path} HOME={layout.home}
 """

@@ -23,12 +23,23 @@ from pathlib import Path
 HELD = []
 
 
+def visible_gpus():
+    """Device numbers that CUDA_VISIBLE_DEVICES names, by number or uuid."""
+    numbers = {}
+    lab = Path(os.environ.get("NVIDIA_LAB_RPC", "/run/nvidia-lab"))
+    for line in (lab / "uuids").read_text().splitlines():
+        number, uuid = line.split()
+        numbers[uuid] = number
+    entries = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return [numbers.get(e, e) for e in entries if e in numbers or e.isdigit()]
+
+
 def take_gpus(indices=None, mib=1000):
     """Open the devices, as CUDA would keep them open."""
     if indices is None:
         if getattr(sys.modules.get("sitecustomize"), "_held", None):
             return
-        indices = [i for i in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if i.strip().isdigit()]
+        indices = visible_gpus()
     dev = os.environ.get("NVIDIA_LAB_DEV", "/dev")
     for index in indices:
         fd = os.open(f"{dev}/nvidia{index}", os.O_RDWR | os.O_CLOEXEC)
@@ -97,7 +108,7 @@ def heartbeat(args):
 def ranks(args):
     """torchrun-shaped: a leader without GPUs, and a rank in a session of its own for each GPU. TERM to the
     leader ends the ranks; KILL to the leader leaves them behind, holding their GPUs."""
-    gpus = [g for g in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if g] or ["0", "1"]
+    gpus = visible_gpus() or ["0", "1"]
     env = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
     children = []
     for rank, gpu in enumerate(gpus):
@@ -291,25 +302,8 @@ def escapes(args):
     steps(args)
 
 
-KINDS = [
-    steady,
-    heartbeat,
-    ranks,
-    rank,
-    renames,
-    ignores_term,
-    double_forks,
-    stalls,
-    spins,
-    stops,
-    wedges,
-    crashes,
-    exits,
-    hogs,
-    progress,
-    floods,
-    escapes,
-]
+KINDS = [steady, heartbeat, ranks, rank, renames, ignores_term, double_forks, stalls, spins, stops, wedges]
+KINDS += [crashes, exits, hogs, progress, floods, escapes]
 
 
 def main():

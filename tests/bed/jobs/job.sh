@@ -1,13 +1,17 @@
 #!/bin/sh
 # The same behaviours for a container without Python: job.sh KIND [SECONDS]. POSIX sh and coreutils.
-# Takes the GPUs of CUDA_VISIBLE_DEVICES (indices) by opening their devices; children inherit them, as a fork's do.
+# Takes the GPUs of CUDA_VISIBLE_DEVICES (numbers or uuids) by opening their devices; children inherit them.
 kind=$1
 seconds=${2:-60}
 dev=${NVIDIA_LAB_DEV:-/dev}
+lab=${NVIDIA_LAB_RPC:-/run/nvidia-lab}
 
 take_gpus() {
     fd=5
     for index in $(echo "$CUDA_VISIBLE_DEVICES" | tr , ' '); do
+        case $index in
+            GPU-*) while read -r number uuid; do [ "$uuid" = "$index" ] && index=$number; done <"$lab/uuids" ;;
+        esac
         # One descriptor each, from 5 to 9: a shell may not open more by number.
         case $fd in
             5) exec 5<>"$dev/nvidia$index" ;;

@@ -1,0 +1,176 @@
+"""The daily commands over the bed: the real command line, real ssh, pct and LXC; judged by what the bed
+itself says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from bedkit.bed import Bed
+from bedkit.project import Project
+
+pytestmark = pytest.mark.bed
+
+
+@pytest.fixture
+def project(bed: Bed, tmp_path: Path) -> Project:
+    """A laptop's project with the recipe `steady`, whose default host is container `main`."""
+    project = Project(tmp_path / "project", {"bed": bed.host_entry()})
+    project.write_recipe("steady")
+    return project
+
+
+def wait_for(what: Callable[[], object], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"did not become true within {seconds} s"
+        time.sleep(0.1)
+
+
+def state(project: Project, tag: str) -> str:
+    [run] = project.json("status", tag)["runs"]
+    return str(run["state"])
+
+
+def deployed_and_launched(project: Project, kind: str, *args: str, tag: str = "t", **recipe: object) -> str:
+    project.write_recipe(kind, *args, **recipe)  # type: ignore[arg-type]
+    project.ok("deploy", "-r", kind)
+    project.ok("launch", "-r", kind, "--tag", tag)
+    return tag
+
+
+def test_deploy_launch_status_logs_kill(bed: Bed, project: Project) -> None:
+    project.write_recipe("steady", gpus={"ids": [5, 6]})
+    deploy = project.ok("deploy")
+    assert "jobs/job.py" in deploy.stdout and "switched" in deploy.stdout
+    current = bed.inside("main", ["readlink", "/workspace/code/current"]).stdout.decode()
+    release = current.strip().rsplit("/", 1)[-1]
+    assert len(release) == 64
+
+    project.ok("launch", "--tag", "one")
+    log = "/workspace/train_steady_one.log"
+    wait_for(lambda: b"step 3" in bed.inside("main", ["cat", log]).stdout)
+    [run] = project.json("status", "one")["runs"]
+    assert (run["state"], run["release"], run["gpus"]) == ("running", release, [5, 6])
+    assert run["step"] >= 3
+
+    memory = bed.gpu_memory()
+    assert [n for n, mib in enumerate(memory) if mib >= 1000] == [5, 6]
+    assert "one" in project.ok("gpu").stdout
+    taken = project.run("launch", "--tag", "one")
+    assert taken.returncode == 8 and "one" in taken.stderr
+    busy = project.run("launch", "--tag", "two")
+    assert busy.returncode == 5 and "one" in busy.stderr, "says who holds them"
+    assert len(bed.gpu_holders()) == 2, "neither refused launch left anything"
+
+    assert "step" in project.ok("logs", "one", "-n", "2").stdout
+    project.ok("kill", "one")
+    assert bed.gpu_holders() == [] and bed.gpu_memory() == [0, 0, 0, 0, 4, 0, 0, 0]
+    assert state(project, "one") == "killed"
+    assert "killed" in project.ok("runs").stdout
+
+
+def test_the_run_outlives_the_connection(bed: Bed, project: Project) -> None:
+    tag = deployed_and_launched(project, "steady")
+    sessions = bed.on_host(["sh", "-c", "cat /proc/[0-9]*/comm | grep -c '^sshd'"], check=False).stdout
+    assert int(sessions) == 1, "no session is left open, only the listener"
+    wait_for(lambda: len(bed.gpu_holders()) == 1)
+    assert state(project, tag) in ("running", "starting")
+
+
+def test_another_python_and_a_privileged_container(bed: Bed, project: Project) -> None:
+    project.write_hosts({"bed": bed.host_entry("newer")})
+    deploy = project.ok("deploy")
+    assert "3.13" in deploy.stdout
+    project.ok("launch", "--tag", "newer")
+    wait_for(lambda: len(bed.gpu_holders()) == 1)
+    project.ok("kill", "newer")
+    assert bed.gpu_holders() == []
+
+
+@pytest.mark.parametrize("kind", ["ranks", "renames", "ignores-term", "double-forks"])
+def test_kill_reaches_the_whole_family(bed: Bed, project: Project, kind: str) -> None:
+    """Sessions of their own, new names with no environment, deaf ears, adopted orphans."""
+    args = ["--leave"] if kind == "double-forks" else []
+    gpus = {"count": 3} if kind == "ranks" else None
+    deployed_and_launched(project, kind, *args, gpus=gpus)
+    wait_for(lambda: len(bed.gpu_holders()) == (3 if kind == "ranks" else 1))
+    project.ok("kill", "t")
+    assert bed.gpu_holders() == []
+    names = bed.inside("main", ["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]).stdout
+    assert b"job" not in names and b"VLLM" not in names and b"supervisor" not in names
+
+
+def test_kill_after_the_leader_was_killed_ends_the_orphans(bed: Bed, project: Project) -> None:
+    deployed_and_launched(project, "ranks", gpus={"count": 2})
+    wait_for(lambda: len(bed.gpu_holders()) == 2)
+    script = 'for p in /proc/[0-9]*; do grep -q "jobs.job.ranks" $p/cmdline && kill -9 ${p#/proc/}; done'
+    bed.inside("main", ["sh", "-c", script], check=False)
+    time.sleep(0.5)
+    assert len(bed.gpu_holders()) == 2
+    project.ok("kill", "t")
+    assert bed.gpu_holders() == []
+
+
+def test_kill_touches_no_bystander(bed: Bed, project: Project) -> None:
+    """Strangers with the very same command line, in the container and on the host, are left alone."""
+    deployed_and_launched(project, "steady")
+    wait_for(lambda: len(bed.gpu_holders()) == 1)
+    twin = ["-m", "jobs.job", "steady", "--seconds", "120"]
+    where = 'cd /workspace/code/current; exec setsid "$@" >/dev/null 2>&1 </dev/null &'
+    bed.inside("main", ["sh", "-c", where, "sh", sys.executable, *twin])
+    stranger = subprocess.Popen(
+        ["nsenter", "-t", str(bed.pid), "--mount", "--pid", "--uts", "--", sys.executable, *twin],
+        stdout=subprocess.DEVNULL,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(project.folder), "CUDA_VISIBLE_DEVICES": "7"},
+    )
+    try:
+        wait_for(lambda: len(bed.gpu_holders()) == 2)
+        project.ok("kill", "t")
+        assert len(bed.gpu_holders()) == 1, "the host's stranger holds GPU 7 as before"
+        names = bed.inside("main", ["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]).stdout
+        assert names.count(b"jobs.job steady --seconds 120") == 1, "the container's twin lives"
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("crashes", "ValueError: tap layer 61"), ("exits", "3"), ("hogs", "memory")]
+)
+def test_a_failed_run_says_why(bed: Bed, project: Project, kind: str, words: str) -> None:
+    host = bed.host_entry("newer" if kind == "hogs" else "main")  # the one with little memory
+    project.write_hosts({"bed": host})
+    deployed_and_launched(project, kind)
+    wait_for(lambda: state(project, "t") == "failed", 40)
+    [run] = project.json("status", "t")["runs"]
+    assert words in " ".join(run["evidence"]), run["evidence"]
+    assert project.run("status", "t", "--check").returncode == 7
+    assert bed.gpu_holders() == []
+
+
+def test_hostile_output_is_shown_escaped(bed: Bed, project: Project) -> None:
+    deployed_and_launched(project, "escapes")
+    log = "/workspace/train_escapes_t.log"
+    wait_for(lambda: b"step 1 " in bed.inside("main", ["cat", log]).stdout)
+    for verb in (["logs", "t"], ["status", "t"], ["explain", "t"]):
+        done = project.run(*verb)
+        assert done.returncode in (0, 6), done.stderr
+        for text in (done.stdout, done.stderr):
+            assert not {"\x1b", "\x07", "\x00", "\x9b", "\u202e", "\x08"} & set(text), verb
+    assert "[bold red]not markup[/bold red]" in project.ok("logs", "t").stdout
+    project.ok("kill", "t")
+
+
+def test_dry_runs_change_nothing(bed: Bed, project: Project) -> None:
+    project.ok("deploy", "--dry-run")
+    assert bed.inside("main", ["ls", "-A", "/workspace"]).stdout == b""
+    project.ok("deploy")
+    project.ok("launch", "--tag", "dry", "--dry-run")
+    assert bed.gpu_holders() == []
+    assert project.json("status")["runs"] == []
