@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 from dflashctl.agent import proc
 from dflashctl.errors import Unreachable
-from dflashctl.lab import folder, layout, refused
+from dflashctl.lab import ending, folder, layout, refused
 from dflashctl.lab.fds import wait_readable
 from dflashctl.lab.state import (
     LabEndpoint,
@@ -73,13 +72,13 @@ def _speak_with_host(
     _await_ready(process.stdout.fileno(), told, paths)
     endpoint = _endpoint(paths, python, told["port"])
     _pin_host_key(paths, endpoint)
-    found = proc.read_process(told["pid"])
-    if found is None or not answers(endpoint, ANSWER_DEADLINE_S):
+    identity = proc.as_identity(told)
+    if identity is None or not answers(endpoint, ANSWER_DEADLINE_S):
         raise Unreachable("the lab started and does not answer", where=str(paths.log), next="read that log")
     record = Record(
         endpoint=endpoint,
-        pid=found.pid,
-        start=found.start,
+        pid=identity[0],
+        start=identity[1],
         boot_id=proc.boot_id(),
         pid_namespace=proc.pid_namespace() or 0,
         started_at=time.time(),
@@ -125,28 +124,9 @@ def _give_up(process: subprocess.Popen[bytes], told: dict[str, Any]) -> None:
                     told |= json.loads(line)
         process.stdout.close()
     # Its first process may be past reading its stdin (after `go`), or have only just let go of its stdout.
-    if "pid" in told:
-        end_process(told["pid"])
-
-
-def end_process(pid: int, still_it: Record | None = None) -> bool:
-    """Kill a lab's first process and wait until it and all that it started are gone. False if that hangs.
-
-    The process is held fast by a descriptor before it is looked at, so that the pid cannot change hands.
-    """
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        if still_it is not None and not still_it.alive():
-            return True
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-        return wait_readable(handle, END_DEADLINE_S)
-    except ProcessLookupError:
-        return True
-    finally:
-        os.close(handle)
+    identity = proc.as_identity(told)
+    if identity is not None:
+        ending.kill(identity, END_DEADLINE_S)
 
 
 def _environment_of_host(python: layout.Python) -> dict[str, str]:

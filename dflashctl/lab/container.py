@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dflashctl.agent import proc
-from dflashctl.lab import ns, rootfs
+from dflashctl.agent.signals import send_signal
+from dflashctl.lab import ending, ns, rootfs
 from dflashctl.lab.fds import wait_readable
 
 START_DEADLINE_S = 20.0
@@ -60,52 +61,40 @@ def start(state_dir: Path | str, vmid: int) -> int:
         os.waitpid(middle, 0)
     answers = [json.loads(line) for line in told.splitlines() if line]
     merged: dict[str, Any] = {k: v for answer in answers for k, v in answer.items()}
-    pid = merged.get("pid")
-    ticks = _start_ticks(pid) if isinstance(pid, int) else None
-    if "error" in merged or not merged.get("ready") or pid is None or ticks is None:
-        if pid is not None and ticks is not None:
-            os.kill(pid, signal.SIGKILL)
+    identity = proc.as_identity(merged)
+    if "error" in merged or not merged.get("ready") or identity is None:
+        if identity is not None:
+            ending.kill(identity, KILL_DEADLINE_S)
+        why = merged.get("error", "its first process ended at once")
         raise ContainerError(
-            f"CT {vmid} cannot start: {merged.get('error', 'its first process ended at once')}"
+            f"CT {vmid} cannot start: {why}", merged.get("stage", "container"), merged.get("errno", 0)
         )
-    _write_atomically(_init_file(state, vmid), f"{pid} {ticks}\n")
-    return pid
+    _write_atomically(_init_file(state, vmid), f"{identity[0]} {identity[1]}\n")
+    return identity[0]
 
 
 def stop(state_dir: Path | str, vmid: int, timeout_s: float, *, force: bool = True) -> bool:
     """Ask the container's first process to end, wait up to timeout_s, then kill (`force`). With timeout_s 0
     it is killed at once. Returns whether it is gone; ContainerError if it outlives SIGKILL."""
     state = Path(state_dir)
-    pid = init_pid(state, vmid)
-    if pid is None:
-        _init_file(state, vmid).unlink(missing_ok=True)
-        return True
-    handle = _open_verified(state, vmid, pid)
-    if handle is None:
-        return True
-    try:
+    identity = _recorded(state, vmid)
+    if identity is not None and proc.living(identity) is not None:
+        ended = False
         if timeout_s > 0:
-            signal.pidfd_send_signal(handle, signal.SIGTERM)
-        if timeout_s <= 0 or not _ended(handle, timeout_s):
-            if not force:
-                return False
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-            if not _ended(handle, KILL_DEADLINE_S):
-                raise ContainerError(f"CT {vmid}: pid {pid} does not end after SIGKILL")
-    except ProcessLookupError:  # it ended by itself between the look and the signal
-        pass
-    finally:
-        os.close(handle)
+            send_signal(identity, signal.SIGTERM)
+            ended = ending.gone(identity, timeout_s)
+        if not ended and not force:
+            return False
+        if not ended and not ending.kill(identity, KILL_DEADLINE_S):
+            raise ContainerError(f"CT {vmid}: pid {identity[0]} does not end after SIGKILL")
     _init_file(state, vmid).unlink(missing_ok=True)
     return True
 
 
 def init_pid(state_dir: Path | str, vmid: int) -> int | None:
     """The container's first process if it is alive: the recorded pid still has the recorded start time."""
-    recorded = _recorded(Path(state_dir), vmid)
-    if recorded is None or _start_ticks(recorded[0]) != recorded[1]:
-        return None
-    return recorded[0]
+    found = proc.living(_recorded(Path(state_dir), vmid))
+    return None if found is None else found.pid
 
 
 def read_spec(state: Path, vmid: int) -> dict[str, Any]:
@@ -121,7 +110,7 @@ def read_spec(state: Path, vmid: int) -> dict[str, Any]:
 
 
 def _middle(spec: dict[str, Any], report: int) -> NoReturn:
-    """Enter the namespaces, make their first process, say its pid, go: the host's init inherits it."""
+    """Enter the namespaces, make their first process, go: the host's init inherits it."""
     code = 1
     try:
         os.setsid()
@@ -133,10 +122,8 @@ def _middle(spec: dict[str, Any], report: int) -> NoReturn:
             os.dup2(devnull, fd)
         os.close(devnull)
         ns.enter()
-        child = os.fork()
-        if child == 0:
+        if os.fork() == 0:
             _become_init(spec, report)
-        _tell(report, {"pid": child})
         code = 0
     except BaseException as error:
         _tell(report, _refusal(error))
@@ -145,8 +132,16 @@ def _middle(spec: dict[str, Any], report: int) -> NoReturn:
     raise AssertionError("unreachable")
 
 
+def identity_outside() -> proc.Identity:
+    """Who a first process is where it was started: while the old /proc is still in sight, which says so."""
+    found = proc.read_process(int(Path("/proc/self").readlink().name))
+    assert found is not None  # it is this process
+    return found.identity
+
+
 def _become_init(spec: dict[str, Any], report: int) -> NoReturn:
     try:
+        _tell(report, proc.as_json(identity_outside()))
         ns.set_hostname(spec["hostname"])
         rootfs.build(spec["rootfs"], rootfs.from_json(spec["steps"]))
         # Blocked before the exec, or a signal that comes early would be lost: pid 1 has no default actions.
@@ -186,34 +181,12 @@ def _init_file(state: Path, vmid: int) -> Path:
     return state / "ns" / f"{vmid}.init"
 
 
-def _recorded(state: Path, vmid: int) -> tuple[int, int] | None:
+def _recorded(state: Path, vmid: int) -> proc.Identity | None:
     try:
-        pid, ticks = _init_file(state, vmid).read_text().split()
-        return int(pid), int(ticks)
+        pid, start = (int(word) for word in _init_file(state, vmid).read_text().split())
     except (OSError, ValueError):
         return None
-
-
-def _start_ticks(pid: int) -> int | None:
-    """When the process started (clock ticks since boot); None when there is none, or only its zombie."""
-    found = proc.read_process(pid)
-    return None if found is None or found.dead else found.start
-
-
-def _open_verified(state: Path, vmid: int, pid: int) -> int | None:
-    """A handle on exactly that process: opened first, checked after, so that the pid cannot change hands."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
-    if init_pid(state, vmid) != pid:
-        os.close(handle)
-        return None
-    return handle
-
-
-def _ended(handle: int, timeout_s: float) -> bool:
-    return wait_readable(handle, timeout_s)
+    return (pid, start) if pid > 1 else None
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dflashctl.agent import proc
 from dflashctl.lab import container, keys, layout, ns, rootfs, sshd
 from dflashctl.lab.fds import read_line
 from dflashctl.lab.layout import HostPlan
@@ -38,13 +39,12 @@ def main() -> int:
         service = sshd.load_service(Path(plan.ssh_dir), plan.home, plan.environment)
         listener = sshd.listen()
         ns.enter()
-        pid = os.fork()
+        first = os.fork() == 0
     except OSError as error:
         _tell(refusal(error))
         return 1
-    if pid == 0:
+    if first:
         _first_process(plan, service, listener)
-    _tell({"pid": pid})
     return 0
 
 
@@ -57,6 +57,7 @@ def refusal(error: OSError) -> dict[str, Any]:
 def _first_process(plan: HostPlan, service: sshd.Service, listener: socket.socket) -> NoReturn:
     code = 1
     try:
+        _tell(proc.as_json(container.identity_outside()))
         os.setsid()
         os.umask(0o022)
         ns.set_process_name("lab-host")

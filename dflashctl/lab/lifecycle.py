@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dflashctl.agent import proc
 from dflashctl.errors import DflashError, UsageError
-from dflashctl.lab import bringup, folder, layout, refused
+from dflashctl.lab import bringup, ending, folder, layout, refused
 from dflashctl.lab.state import LabEndpoint, LabPaths, Record, answers, lab_dir, read_record
 
 ANSWER_DEADLINE_S = 10.0
@@ -128,7 +128,7 @@ def _lives(record: Record) -> bool:
 
 
 def _end(record: Record) -> None:
-    if not bringup.end_process(record.pid, record):
+    if not ending.kill((record.pid, record.start), bringup.END_DEADLINE_S):
         raise DflashError(
             f"the lab (pid {record.pid}) does not end: a process in it hangs in the kernel",
             next=f"look at it: ps -o pid,stat,wchan:30,args --ppid {record.pid}",
