@@ -10,31 +10,42 @@ def next_step(
     *,
     leader_ended: Optional[float],
     failed: bool,
-    stop_since: Optional[float],
+    kill_at: Optional[float],
     termed: Optional[float],
     members: int,
     grace_s: float,
 ) -> str:
-    """What a run needs now: "wait" | "term_leader" | "term_family" | "kill" | "done". Times are monotonic.
+    """What a run needs now: "wait" | "term_leader" | "term_family" | "kill" | "done". Times are monotonic;
+    kill_at is the end of the grace of a stop, None when nobody asked for one.
 
     A stop is TERM to the leader alone (torchrun passes it on; its ranks must not get two), the grace, then
     KILL. What the leader leaves behind gets the grace to end by itself after a clean exit, TERM at once
     after a failure (ranks would wait in a collective for a peer that is gone), and KILL a grace later.
     """
     if leader_ended is None:
-        if stop_since is None:
+        if kill_at is None:
             return "wait"
-        if termed is None:
-            return "term_leader"
-        return "kill" if now - termed >= grace_s else "wait"
+        if now >= kill_at:
+            return "kill"
+        return "term_leader" if termed is None else "wait"
     if members == 0:
         return "done"
-    if stop_since is not None and now - stop_since >= grace_s:
+    if kill_at is not None and now >= kill_at:
         return "kill"  # the grace of a stop is one grace, not one for each generation
     if termed is None or termed < leader_ended:
-        due = failed or stop_since is not None or now - leader_ended >= grace_s
+        due = failed or kill_at is not None or now - leader_ended >= grace_s
         return "term_family" if due else "wait"
     return "kill" if now - termed >= grace_s else "wait"
+
+
+def kill_time(events: List[Dict[str, Any]], grace_s: float) -> Optional[float]:
+    """When the grace of the most impatient kill_requested is over (monotonic); None without one."""
+    found = []
+    for event in events:
+        asked, grace = event.get("mono"), event.get("grace_s", grace_s)
+        if event.get("event") == "kill_requested" and isinstance(asked, (int, float)):
+            found.append(asked + (grace if isinstance(grace, (int, float)) else grace_s))
+    return min(found) if found else None
 
 
 def killer(events: List[Dict[str, Any]], *, before: Optional[float]) -> Optional[Dict[str, Any]]:

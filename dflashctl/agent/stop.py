@@ -1,7 +1,9 @@
 """End a run: TERM to its leader, the grace, then KILL to everybody of it, and say who would not go.
 
-Only what is proven to be the run's is ever signalled, each by verified identity: no pattern, no group.
-A run whose supervisor was killed is ended the same way, and its exit.json is written here.
+Its supervisor does it, on SIGTERM, so a kill goes on when the connection that brought it is lost. Here the
+wish is written down, the work is watched, and what is left a moment after the grace is ended from here: so it
+is when the supervisor itself was killed, and then exit.json is written here too. Only what is proven to be
+the run's is ever signalled, each by verified identity: no pattern, no group.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from .spawn import find_supervisor
 
 KILL_S = 10.0  # what KILL has not ended by then sleeps in the kernel (state D) and cannot be ended
 POLL_S = 0.1
+HELP_S = 1.5  # how long after the grace the supervisor is left alone with its work
 EXIT_S = 5.0  # for the supervisor's last word
 
 
@@ -33,6 +36,7 @@ class Stop:
         self.emit = emit
         self.signalled: Dict[str, List[int]] = {"TERM": [], "KILL": []}
         self.problems: List[str] = []
+        self.heard = len(run.events())
         self.spared = proc.ancestors(os.getpid(), proc.table())  # a run that kills itself: not the messenger
 
     def members(self, processes: Optional[proc.Table] = None) -> List[proc.Process]:
@@ -40,40 +44,35 @@ class Stop:
         found = self.run.family(processes)
         return [one for one in found if not one.dead and one.pid not in self.spared]
 
-    def send(self, members: List[proc.Process], number: "signal.Signals") -> None:
-        reached = []
-        for process in members:
+    def supervisor(self) -> Optional[proc.Process]:
+        """The living supervisor, also one that is just starting its program."""
+        return proc.living(self.run.identities()[0]) or find_supervisor(self.run)
+
+    def ask(self, first: bool) -> float:
+        """Ask the supervisor for an orderly stop; without one, TERM to the leader alone (without a leader, to
+        each), once. Returns how long to wait before help is due."""
+        supervisor = self.supervisor()
+        if supervisor is not None and supervisor.pid not in self.spared:
             try:
-                if send_signal(process.identity, number):
-                    reached.append(process.pid)
+                if send_signal(supervisor.identity, signal.SIGTERM):
+                    return self.grace_s + HELP_S
             except OSError as error:
-                problem = "pid %d (%s): %s" % (process.pid, process.comm, error)
-                if problem not in self.problems:
-                    self.problems.append(problem)
-        new = [pid for pid in reached if pid not in self.signalled[number.name[3:]]]
-        if new:
-            self.signalled[number.name[3:]] += new
-            note(self.run, "signalled", signal=int(number), pids=new, by="kill")
-            self.emit({"signalled": number.name, "pids": new})
+                self.problem(supervisor, error)
+        if first:  # two TERMs would make torchrun drop its ranks before they have saved
+            members = self.members()
+            leader = proc.as_identity((self.run.supervisor().value or {}).get("leader"))
+            self.send([one for one in members if one.identity == leader] or members, signal.SIGTERM)
+        return self.grace_s
 
     def gone(self, within_s: float) -> bool:
         until = time.monotonic() + within_s
-        while self.members():
+        while True:
+            self.listen()
+            if not self.members():
+                return True
             if time.monotonic() >= until:
                 return False
             time.sleep(POLL_S)
-        return True
-
-    def ask(self) -> None:
-        """TERM, once, to the leader alone: torchrun and its like pass it on. Without a leader, to each."""
-        supervisor = self.run.supervisor().value
-        if supervisor is None:  # it is just starting its program: its own orderly stop does the same
-            starting = find_supervisor(self.run)
-            self.send([starting] if starting else [], signal.SIGTERM)
-            return
-        members = self.members()
-        leader = proc.as_identity(supervisor.get("leader"))
-        self.send([one for one in members if one.identity == leader] or members, signal.SIGTERM)
 
     def finish(self) -> List[proc.Process]:
         """KILL until nobody is left. Returns those who cannot be ended."""
@@ -84,6 +83,43 @@ class Stop:
                 return members
             self.send(members, signal.SIGKILL)
             time.sleep(POLL_S)
+
+    def send(self, members: List[proc.Process], number: "signal.Signals") -> None:
+        reached = []
+        for process in members:
+            try:
+                if send_signal(process.identity, number):
+                    reached.append(process.pid)
+            except OSError as error:
+                self.problem(process, error)
+        new = [pid for pid in reached if pid not in self.signalled[number.name[3:]]]
+        if new:
+            note(self.run, "signalled", signal=int(number), pids=new, by="kill")
+            self.tell(int(number), new)
+
+    def listen(self) -> None:
+        """Pass on whom the supervisor has signalled since the last look."""
+        events = self.run.events()
+        for event in events[self.heard :]:
+            pids = event.get("pids")
+            if (
+                event.get("event") == "signalled"
+                and event.get("by") == "supervisor"
+                and isinstance(pids, list)
+            ):
+                self.tell(event.get("signal"), pids)
+        self.heard = len(events)
+
+    def tell(self, number: Any, pids: List[int]) -> None:
+        name = {15: "TERM", 9: "KILL"}.get(number)
+        if name is not None:
+            self.signalled[name] += [pid for pid in pids if pid not in self.signalled[name]]
+            self.emit({"signalled": "SIG" + name, "pids": pids})
+
+    def problem(self, process: proc.Process, error: OSError) -> None:
+        text = "pid %d (%s): %s" % (process.pid, process.comm, error)
+        if text not in self.problems:
+            self.problems.append(text)
 
 
 def stop(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
@@ -101,13 +137,13 @@ def stop(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     if not attempt.members() and (run.has("exit.json") or not under_way(run)):
         return _answer(attempt, body, "already_ended", began, [])
     with stop_lock(run) as first:
-        note(run, "kill_requested", who=str(request.get("who", "")), reason=str(request.get("reason") or ""))
-        if first:  # a second kill at once only waits: two TERMs would make torchrun drop its ranks
-            attempt.ask()
-        attempt.gone(attempt.grace_s)
+        who, reason = str(request.get("who", "")), str(request.get("reason") or "")
+        note(run, "kill_requested", who=who, reason=reason, grace_s=attempt.grace_s)
+        attempt.gone(attempt.ask(first))
         survivors = attempt.finish()
         if not survivors:
             _last_word(attempt, body, request)
+        attempt.listen()
     return _answer(attempt, body, "survivors" if survivors else "killed", began, survivors)
 
 

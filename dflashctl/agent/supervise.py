@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Optional, Set
 
 from . import proc
 from .detach import detach, fresh_start, read_secrets, tell
-from .ending import exit_body, killer, next_step
+from .ending import exit_body, kill_time, killer, next_step
 from .oom import oom_kills
 from .runfolder import RunFolder
 from .signals import send_signal
@@ -47,7 +47,7 @@ class Supervisor:
         self.code: Optional[int] = None
         self.signal: Optional[int] = None
         self.kill_seen = False  # somebody of the family died of SIGKILL
-        self.stop_since: Optional[float] = None
+        self.kill_at: Optional[float] = None  # the end of a stop's grace, monotonic
         self.stopped_by = ""
         self.termed: Optional[float] = None
         self.peak_rss = 0
@@ -106,12 +106,20 @@ class Supervisor:
         """Until the whole family has ended."""
         while True:
             info = signal.sigtimedwait({signal.SIGCHLD, signal.SIGTERM}, TICK_S)
-            if info is not None and info.si_signo == signal.SIGTERM and self.stop_since is None:
-                self.stop_since = time.monotonic()
-                self.stopped_by = "SIGTERM to the supervisor, from pid %d" % info.si_pid
+            if info is not None and info.si_signo == signal.SIGTERM:
+                self.asked_to_stop(info.si_pid)
             self.reap()
             if self.advance():
                 return
+
+    def asked_to_stop(self, by_pid: int) -> None:
+        """SIGTERM: an orderly stop. `kill` has written before who wants it and how long the grace is, so the
+        stop goes on here when the connection that brought it is lost. A later, more impatient one counts."""
+        asked = kill_time(self.run.events(), self.grace_s)
+        if asked is None:
+            asked = time.monotonic() + self.grace_s
+            self.stopped_by = self.stopped_by or "SIGTERM to the supervisor, from pid %d" % by_pid
+        self.kill_at = asked if self.kill_at is None else min(asked, self.kill_at)
 
     def reap(self) -> None:
         """Take the exit status of everybody who ended: the leader, and orphans that became our children."""
@@ -135,7 +143,7 @@ class Supervisor:
     def advance(self) -> bool:
         """One look at the family, and the step that it needs. True when the run is over."""
         now = time.monotonic()
-        ending = self.ended is not None or self.stop_since is not None
+        ending = self.ended is not None or self.kill_at is not None
         if not ending and now < self.next_sample:
             return False
         processes = proc.table()
@@ -145,7 +153,7 @@ class Supervisor:
             now,
             leader_ended=self.ended,
             failed=self.code != 0,
-            stop_since=self.stop_since,
+            kill_at=self.kill_at,
             termed=self.termed,
             members=len(members),
             grace_s=self.grace_s,
@@ -203,7 +211,7 @@ class Supervisor:
     def exit(self) -> Dict[str, Any]:
         """The exit.json of this run, once everybody is gone."""
         killed_by = killer(self.run.events(), before=self.ended)
-        if killed_by is None and self.stop_since is not None:
+        if killed_by is None and self.stopped_by:
             killed_by = {"who": self.stopped_by, "reason": ""}
         after = oom_kills()
         struck = self.oom_before is not None and after is not None and after > self.oom_before

@@ -109,8 +109,10 @@ def test_a_family_is_ended_to_the_last(box: Any, until: Callable[..., Any], name
     assert told["exit"]["cause"] == "killed"
     assert told["exit"]["killed_by"] == {"who": "ada@laptop", "reason": "test"}
     until(lambda: not box.run(answer).live())
-    # TERM goes to the leader alone; it is torchrun's to pass it on.
-    assert told["signalled"]["TERM"] == [answer["leader"]["pid"]]
+    # TERM goes to the leader alone; it is torchrun's to pass it on. The rest gets it once the leader is gone.
+    first = next(event for event in box.run(answer).events() if event["event"] == "signalled")
+    assert (first["signal"], first["pids"], first["by"]) == (15, [answer["leader"]["pid"]], "supervisor")
+    assert told["signalled"]["TERM"][0] == answer["leader"]["pid"]
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if "replaces" not in name])
@@ -192,6 +194,36 @@ def test_two_kills_at_once_send_one_term(box: Any, until: Callable[..., Any]) ->
         thread.join()
     assert (box.root / "terms").read_text() == "x"
     assert outcomes == ["killed"] * 3
+
+
+def test_a_kill_whose_messenger_dies_goes_on(box: Any, until: Callable[..., Any]) -> None:
+    """The connection is lost, the agent killed: the supervisor knows what to do."""
+    answer, family = start(box, until, "deaf to TERM")
+    request = {"state_dir": box.state_dir, "name": "t", "who": "ada@laptop", "grace_s": 0.8}
+    agent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"from dflashctl.agent.stop import stop; stop({request!r}, lambda event: None)",
+        ],
+        cwd=Path(__file__).parents[2],
+    )
+    until(lambda: any(event["event"] == "signalled" for event in box.run(answer).events()))
+    agent.kill()
+    agent.wait()
+    ended = box.wait(answer)
+    assert ended["cause"] == "killed" and ended["killed_by"]["who"] == "ada@laptop" and gone(family)
+
+
+def test_an_impatient_kill_overtakes_a_patient_one(box: Any, until: Callable[..., Any]) -> None:
+    _, family = start(box, until, "deaf to TERM")
+    patient = threading.Thread(target=lambda: box.stop("t", grace_s=60.0))
+    patient.start()
+    until(lambda: box.events)
+    told = box.stop("t", grace_s=0.2)
+    patient.join(10)
+    assert not patient.is_alive() and gone(family)
+    assert told["seconds"] < 3
 
 
 def test_a_run_that_ended_by_itself_is_not_called_killed(box: Any) -> None:
@@ -339,9 +371,7 @@ def test_progress_is_told_while_it_goes_on(box: Any, until: Callable[..., Any]) 
     _, family = start(box, until, "deaf to TERM")
     box.stop("t")
     pids = [one.pid for one in family]
-    assert {"signalled": "SIGTERM", "pids": pids} in box.events
-    # The supervisor or the kill, whoever comes first, sends KILL; the kill tells of its own.
-    assert all(event["signalled"] in ("SIGTERM", "SIGKILL") for event in box.events)
+    assert box.events == [{"signalled": "SIGTERM", "pids": pids}, {"signalled": "SIGKILL", "pids": pids}]
 
 
 # What a kill means, and what the GPUs say afterwards: pure.

@@ -38,7 +38,7 @@ def step(now: float = 100.0, **changes: Any) -> str:
     facts: dict[str, Any] = {
         "leader_ended": None,
         "failed": False,
-        "stop_since": None,
+        "kill_at": None,
         "termed": None,
         "members": 3,
         "grace_s": 10.0,
@@ -50,18 +50,20 @@ def step(now: float = 100.0, **changes: Any) -> str:
     ("changes", "expected"),
     [
         ({}, "wait"),
-        ({"stop_since": 100.0}, "term_leader"),
-        ({"stop_since": 91.0, "termed": 91.0}, "wait"),
-        ({"stop_since": 90.0, "termed": 90.0}, "kill"),
+        ({"kill_at": 110.0}, "term_leader"),
+        ({"kill_at": 101.0, "termed": 91.0}, "wait"),
+        ({"kill_at": 100.0, "termed": 90.0}, "kill"),
+        ({"kill_at": 100.0}, "kill"),
         ({"leader_ended": 99.0, "members": 0}, "done"),
-        ({"leader_ended": 99.0, "members": 0, "failed": True, "stop_since": 50.0}, "done"),
+        ({"leader_ended": 99.0, "members": 0, "failed": True, "kill_at": 60.0}, "done"),
         ({"leader_ended": 99.0}, "wait"),
         ({"leader_ended": 90.0}, "term_family"),
         ({"leader_ended": 100.0, "failed": True}, "term_family"),
         ({"leader_ended": 95.0, "failed": True, "termed": 95.0}, "wait"),
         ({"leader_ended": 85.0, "failed": True, "termed": 90.0}, "kill"),
-        ({"leader_ended": 95.0, "failed": True, "stop_since": 94.0, "termed": 94.0}, "term_family"),
-        ({"leader_ended": 95.0, "failed": True, "stop_since": 90.0, "termed": 95.0}, "kill"),
+        ({"leader_ended": 95.0, "failed": True, "kill_at": 104.0, "termed": 94.0}, "term_family"),
+        ({"leader_ended": 95.0, "failed": False, "kill_at": 104.0, "termed": 94.0}, "term_family"),
+        ({"leader_ended": 95.0, "failed": True, "kill_at": 100.0, "termed": 95.0}, "kill"),
     ],
 )
 def test_each_stage_of_an_ending_has_one_step(changes: dict[str, Any], expected: str) -> None:
@@ -76,10 +78,10 @@ def test_each_stage_of_an_ending_has_one_step(changes: dict[str, Any], expected:
     st.integers(1, 9),
 )
 def test_an_ending_family_is_killed_at_last(
-    leader_after: float, failed: bool, stop_since: float | None, termed: float | None, members: int
+    leader_after: float, failed: bool, kill_at: float | None, termed: float | None, members: int
 ) -> None:
     """Whatever came before: a while after the leader's end nothing but KILL or one TERM is left to do."""
-    facts = {"leader_ended": leader_after, "failed": failed, "stop_since": stop_since, "members": members}
+    facts = {"leader_ended": leader_after, "failed": failed, "kill_at": kill_at, "members": members}
     late = 1000.0
     first = step(late, termed=termed, **facts)
     assert first in ("term_family", "kill")
@@ -97,6 +99,16 @@ def test_the_last_request_before_the_end_is_the_killer() -> None:
     assert ending.killer(events, before=6.0) == {"who": "ada", "reason": "slow"}
     assert ending.killer(events, before=4.0) is None
     assert ending.killer(events, before=None) == {"who": "late", "reason": ""}
+
+
+def test_the_most_impatient_kill_sets_the_end_of_the_grace() -> None:
+    patient = {"event": "kill_requested", "mono": 5.0, "grace_s": 60.0}
+    hasty = {"event": "kill_requested", "mono": 9.0, "grace_s": 0}
+    plain = {"event": "kill_requested", "mono": 1.0}
+    assert ending.kill_time([patient], 15.0) == 65.0
+    assert ending.kill_time([patient, hasty], 15.0) == 9.0
+    assert ending.kill_time([plain, {"event": "note", "mono": 0.0}], 15.0) == 16.0
+    assert ending.kill_time([{"event": "kill_requested"}], 15.0) is None
 
 
 def test_oom_counters_of_both_cgroup_versions() -> None:
