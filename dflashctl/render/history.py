@@ -65,7 +65,8 @@ def one(shown: Shown) -> RenderableType:
     entry, detail = shown.entry, shown.detail
     facts, verdict = entry.facts, entry.verdict
     head = table.cell(line(f"{shown.host} · {facts.name} · {verdict.state}"), "bold")
-    told = [("evidence", verdict.evidence[0]), *(("", each) for each in verdict.evidence[1:])]
+    said = [each for each in verdict.evidence if each != facts.headline]  # it has its own line below
+    told = [("" if number else "evidence", each) for number, each in enumerate(said)]
     parts: list[RenderableType] = [head, table.pairs(record_lines(shown) + told)]
     summary = mapping(detail.get("summary"))
     if summary:
@@ -116,7 +117,8 @@ def summary_parts(summary: Mapping[str, Any]) -> list[RenderableType]:
     if columns and rows:
         named = [columns[0], *(f">{each}" for each in columns[1:])]
         parts.append(table.table(named, [row + [""] * (len(columns) - len(row)) for row in rows]))
-    parts += [table.cell(line(f"note: {note}"), "dim") for note in listed(summary.get("notes"))]
+    notes = [str(note) for note in listed(summary.get("notes"))]
+    parts += [table.cell(line(f"note: {note}"), "dim") for note in notes if not note.startswith("lossless:")]
     return parts
 
 

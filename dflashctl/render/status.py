@@ -12,6 +12,8 @@ from dflashctl.runs.status import Look, Row
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+TOLD = ("loss", "tokens_per_s", "acceptance_length")
+"""Metrics that a line of a watch tells; the details show all."""
 COLUMNS = ("TAG", "STATE", "FOR", ">STEP", ">TOK/S", "GPUS", "EVIDENCE")
 
 
@@ -141,8 +143,8 @@ def change_line(row: Row, clock: str) -> str:
     """For a watch without a terminal: `12:00:03  demo  running  step 118 of 600, 0.2 s each; loss 2.31`."""
     said = list(row.verdict.evidence[: 1 if row.verdict.state == "running" else 3])
     beat = row.facts.heartbeat
-    if beat and not row.verdict.ended:
-        said += [f"{name} {_figure(value)}" for name, value in beat.metrics.items()]
+    if beat and beat.phase == "training" and not row.verdict.ended:
+        said += [f"{name} {_figure(beat.metrics[name])}" for name in TOLD if name in beat.metrics]
     return line(f"{clock}  {row.facts.name}  {row.verdict.state}  {'; '.join(said)}")
 
 
