@@ -154,7 +154,7 @@ def test_frozen_stopped_and_back(bed: Bed) -> None:
 
 
 def test_a_small_disk_and_a_shared_inode(bed: Bed) -> None:
-    full = bed.inside("main", ["sh", "-c", "head -c 2000000 /dev/zero > /srv/small/x"], check=False)
+    full = bed.inside("main", ["sh", "-c", "head -c 9000000 /dev/zero > /srv/small/x"], check=False)
     assert full.returncode != 0 and b"No space left" in full.stderr
     (bed.layout.shared / "f").write_text("one")
     assert bed.inside("main", ["cat", "/srv/host/f"]).stdout == b"one"

@@ -90,7 +90,7 @@ def lxc_config(ct: Container, vmid: int, rootfs: Path, devices: list[Path], cgro
         f"lxc.cgroup.dir.container = lxc/{vmid}",
         f"lxc.cgroup.dir.monitor = lxc.monitor/{vmid}",
         "lxc.cgroup.dir.container.inner = ns",
-        "lxc.mount.entry = tmpfs srv/small tmpfs size=1m,mode=777 0 0",
+        "lxc.mount.entry = tmpfs srv/small tmpfs size=8m,mode=777 0 0",
     ]
     limit = ct.memory_mib << 20
     lines.append(

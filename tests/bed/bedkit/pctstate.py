@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -24,10 +26,28 @@ def write(layout: Layout, configs: dict[int, str]) -> None:
     for vmid, text in configs.items():
         (state / "conf" / f"{vmid}.conf").write_text(text)
         (state / "ns" / f"{vmid}.json").write_text(json.dumps({"backend": "lxc", "lxcpath": str(layout.lxc)}))
+    # A copy, so that also a user who cannot look into the checkout gets pct's own refusal.
+    library = layout.top / "lib"
+    shutil.copytree(
+        REPOSITORY / "dflashctl", library / "dflashctl", ignore=shutil.ignore_patterns("__pycache__", "*.md")
+    )
+    for folder in (library, *(p for p in library.rglob("*") if p.is_dir())):
+        folder.chmod(0o755)
     program = layout.bin / "pct"
-    python, code = shlex.quote(sys.executable), f"import sys; sys.path.append({str(REPOSITORY)!r})"
-    run = f"{code}; from dflashctl.lab.pct.cli import main; main()"
+    code = f"import sys; sys.path.append({str(library)!r}); from dflashctl.lab.pct.cli import main; main()"
     program.write_text(
-        f'#!/bin/sh\nexport DFLASHCTL_PCT_STATE={state}\nexec {python} -I -S -c {shlex.quote(run)} "$@"\n'
+        f"#!/bin/sh\nexport DFLASHCTL_PCT_STATE={state}\n"
+        f'exec {shlex.quote(_python())} -I -S -c {shlex.quote(code)} "$@"\n'
     )
     program.chmod(0o755)
+    layout.bin.chmod(0o755)
+
+
+def _python() -> str:
+    """The machine's own Python where it is new enough, since everybody may run it; else this one."""
+    system = "/usr/bin/python3"
+    if Path(system).exists():
+        check = [system, "-I", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+        if subprocess.run(check, timeout=30, capture_output=True).returncode == 0:
+            return system
+    return sys.executable

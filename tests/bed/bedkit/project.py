@@ -18,9 +18,8 @@ JOBS = Path(__file__).resolve().parents[1] / "jobs"
 _RUN = "import sys; sys.argv[0] = 'dflashctl'; from dflashctl.cli import main; sys.exit(main.main())"
 
 
-
 class Project:
-    """`folder` is made. `package` is where dflashctl is imported from: this repository, or a changed copy of it."""
+    """`folder` is made. dflashctl is imported from `package`: this repository, or a changed copy of it."""
 
     def __init__(self, folder: Path, hosts: dict[str, Any], package: Path = REPOSITORY) -> None:
         self.folder = folder
