@@ -8,11 +8,13 @@ import fcntl
 import os
 import shutil
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dflashctl.agent import proc
 from dflashctl.errors import DflashError, Locked, UsageError
 from dflashctl.lab.refused import MOVE, NO_ROOM
 from dflashctl.lab.state import LabPaths
@@ -20,6 +22,9 @@ from dflashctl.lab.state import LabPaths
 LOCK_DEADLINE_S = 60.0
 REMOVE_DEADLINE_S = 5.0
 LOG_LIMIT_BYTES = 1 << 20
+
+_FLOCK = "hhqqi0q"
+"""struct flock of fcntl(2): type, whence, start, length, pid."""
 
 
 @contextlib.contextmanager
@@ -101,6 +106,19 @@ def _still_there(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
+
+
+def host_of(paths: LabPaths) -> proc.Identity | None:
+    """The first process of the lab that uses this folder, by the lock that it holds on the log: also when the
+    record is gone or damaged. None when there is none (or it lives in another pid namespace)."""
+    try:
+        with paths.log.open("rb") as log:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(log, fcntl.F_GETLK, asked))
+    except OSError:
+        return None
+    found = proc.read_process(pid) if kind != fcntl.F_UNLCK and pid > 1 else None
+    return None if found is None else found.identity
 
 
 def clean(paths: LabPaths) -> bool:

@@ -11,6 +11,7 @@ stderr: the log.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -58,6 +59,8 @@ def _first_process(plan: HostPlan, service: sshd.Service, listener: socket.socke
     code = 1
     try:
         _tell(proc.as_json(container.identity_outside()))
+        # Who has the log locked is the lab's host, whatever became of its record (folder.host_of).
+        fcntl.lockf(2, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.setsid()
         os.umask(0o022)
         ns.set_process_name("lab-host")

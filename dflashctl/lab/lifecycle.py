@@ -45,10 +45,9 @@ def up() -> Up:
     paths = LabPaths(lab_dir())
     with folder.locked(paths, create=True):
         found = read_record(paths)
-        if found is not None and _lives(found):
-            if answers(found.endpoint, ANSWER_DEADLINE_S):
-                return Up(found, True, False, time.monotonic() - began)
-            _end(found)
+        if found is not None and _lives(found) and answers(found.endpoint, ANSWER_DEADLINE_S):
+            return Up(found, True, False, time.monotonic() - began)
+        _end(paths, found)
         cleaned = folder.clean(paths)
         try:
             record = bringup.start(paths)
@@ -69,8 +68,9 @@ def down(*, keep: bool = False) -> bool:
         if not there:
             return False
         found = read_record(paths)
-        if found is not None and _lives(found):
-            _end(found)
+        if found is not None:
+            _lives(found)
+        _end(paths, found)
         was_up = folder.clean(paths)
         if not keep:
             was_up = was_up or paths.node.exists()
@@ -83,7 +83,8 @@ def status() -> Status:
     paths = LabPaths(lab_dir())
     found = read_record(paths)
     if found is None:
-        return Status("down", None, str(paths.root), False, 0)
+        word = "down" if folder.host_of(paths) is None else "half dead: its record is gone"
+        return Status(word, None, str(paths.root), False, 0)
     if not found.alive():
         word = f"down: it ended without `lab down` (its log: {paths.log})"
         return Status(word, None, str(paths.root), False, 0)
@@ -127,12 +128,15 @@ def _lives(record: Record) -> bool:
     return record.alive()
 
 
-def _end(record: Record) -> None:
-    if not ending.kill((record.pid, record.start), bringup.END_DEADLINE_S):
-        raise DflashError(
-            f"the lab (pid {record.pid}) does not end: a process in it hangs in the kernel",
-            next=f"look at it: ps -o pid,stat,wchan:30,args --ppid {record.pid}",
-        )
+def _end(paths: LabPaths, record: Record | None) -> None:
+    """End the lab's host: the recorded one, and one whose record is gone."""
+    recorded = (record.pid, record.start) if record is not None and record.alive() else None
+    for identity in {recorded, folder.host_of(paths)} - {None}:
+        if identity is not None and not ending.kill(identity, bringup.END_DEADLINE_S):
+            raise DflashError(
+                f"the lab (pid {identity[0]}) does not end: a process in it hangs in the kernel",
+                next=f"look at it: ps -o pid,stat,wchan:30,args --ppid {identity[0]}",
+            )
 
 
 def _container_runs(paths: LabPaths, record: Record) -> bool:

@@ -233,6 +233,20 @@ def test_a_half_written_record_is_cleaned_away(own: LabPaths) -> None:
     assert lifecycle.up().cleaned
 
 
+@pytest.mark.parametrize("text", [None, "", "{"])
+def test_a_live_lab_whose_record_is_lost_is_found(own: LabPaths, text: str | None) -> None:
+    record = lifecycle.up().record
+    own.record.unlink()
+    if text is not None:
+        own.record.write_text(text)
+    assert lifecycle.status().word == "half dead: its record is gone"
+    again = lifecycle.up()
+    assert not again.already and again.cleaned and not record.alive()
+    own.record.unlink()
+    assert lifecycle.down()
+    assert not again.record.alive() and processes_of(own) == [] and not own.root.exists()
+
+
 # --- interrupted ------------------------------------------------------------------------------------------
 
 
