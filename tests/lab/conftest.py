@@ -15,6 +15,14 @@ from dflashctl.lab import lifecycle
 from dflashctl.lab.state import LabPaths, Record
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_the_tests_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What dflashctl writes beside the lab (its log of errors) stays out of the person's folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
     """A lab that is up; DFLASHCTL_LAB_DIR names it for this process and for those that it starts.
