@@ -1,5 +1,6 @@
 """One request in on stdin, one framed answer out on stdout: the far end of `remote/agent_call.py`.
 
+    DFLASH-START <nonce>                   (nothing is done for a caller that cannot hear this any more)
     DFLASH-EVENT <nonce> {json}            (none or many: progress)
     DFLASH-ANSWER <nonce> <length>
     {"ok": true, "result": {...}}  |  {"ok": false, "error": {"kind", "what", "where", "next"}}
@@ -62,12 +63,19 @@ class Emit:
         self._nonce = nonce
         self.gone = False
 
+    def start(self) -> None:
+        """Say that the operation begins; afterwards `gone` tells whether anybody heard it."""
+        self._write(b"\nDFLASH-START %s\n" % self._nonce.encode())
+
     def __call__(self, event: Dict[str, Any]) -> None:
         self._write(b"DFLASH-EVENT %s %s\n" % (self._nonce.encode(), _json(event)))
 
     def answer(self, body: Dict[str, Any]) -> None:
         """The last words. Leads with a newline, in case something printed a line without its end."""
-        data = _json(body)
+        try:
+            data = _json(body)
+        except (TypeError, ValueError) as error:
+            data = _json(_failure("bug", f"an answer that is no JSON: {error}", repr(body)[:2000]))
         nonce = self._nonce.encode()
         self._write(b"\nDFLASH-ANSWER %s %d\n%s\nDFLASH-END %s\n" % (nonce, len(data), data, nonce))
 
@@ -98,6 +106,11 @@ def serve(stdin: BinaryIO) -> int:
     os.dup2(null, 0)
     os.close(null)
     emit = Emit(out, str(envelope["nonce"]))
+    emit.start()
+    if emit.gone:
+        # A frozen container or a slow start: the caller gave up before we began, and told its person so.
+        print("dflashctl agent: the caller is gone; nothing was done", file=sys.stderr)
+        return 1
     body = perform(str(envelope["op"]), envelope.get("request") or {}, emit, envelope.get("timeout_s"))
     emit.answer(body)
     return 0 if body["ok"] else 1

@@ -9,6 +9,7 @@ whatever a login shell or a library prints around it.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
 import struct
@@ -43,6 +44,8 @@ LOADER = (
 
 Event = dict[str, Any]
 
+log = logging.getLogger("dflashctl.remote")
+
 
 class AgentBug(Exception):
     """The agent itself failed in a way that nobody foresaw; carries its traceback. Exit code 1."""
@@ -67,6 +70,7 @@ def call(
     answer = AnswerReader(nonce, on_event)
     python = engine.host.python if where == "inside" else HOST_PYTHON
     run = engine.run if where == "inside" else engine.run_on_host
+    log.debug("%s: %s", place(engine, where), op)
     completed = run(
         [python, "-I", "-c", LOADER],
         stdin=pack(op, request, nonce, timeout_s),

@@ -15,6 +15,10 @@ CHUNK = 1 << 16
 QUIET_AFTER_EXIT_S = 1.0
 """A command that has ended may have left a child that holds its output open; that child is not waited for."""
 
+QUIET_FIRST_S = 4.0
+"""A command that is silent for so long (then three times as long, and so on) makes the caller look after
+it."""
+
 TICK_S = 1.0
 """How often a wait looks whether the connection still lives."""
 
@@ -45,11 +49,13 @@ def execute(
     deadline: float,
     on_stdout: Callable[[bytes], None] | None = None,
     alive: Callable[[], None] = lambda: None,
+    on_quiet: Callable[[], None] | None = None,
 ) -> Finished:
     """Run `command` on a fresh channel to its end; the channel is closed afterwards, whatever happens.
 
     `deadline` counts in time.monotonic(); `on_stdout` and `alive` are called in this thread whenever data
-    comes. Raises CallTimeout or ChannelLost.
+    comes, `on_quiet` when nothing came for a while, ever more seldom; it may raise to end the wait.
+    Raises CallTimeout or ChannelLost.
     """
     # exec_command waits for the server's consent without a time limit of its own.
     timer = threading.Timer(max(deadline - time.monotonic(), 0), channel.close)
@@ -65,7 +71,7 @@ def execute(
         timer.cancel()
     try:
         threading.Thread(target=_feed, args=(channel, stdin), name="ssh-stdin", daemon=True).start()
-        return _drain(channel, deadline, on_stdout, alive)
+        return _drain(channel, deadline, on_stdout, alive, on_quiet)
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise ChannelLost(str(error)) from error
     finally:
@@ -95,11 +101,13 @@ def _drain(
     deadline: float,
     on_stdout: Callable[[bytes], None] | None,
     alive: Callable[[], None],
+    on_quiet: Callable[[], None] | None,
 ) -> Finished:
     out, err = bytearray(), bytearray()
     poller = select.poll()
     poller.register(channel.fileno(), select.POLLIN)
     quiet_since = time.monotonic()
+    patience = QUIET_FIRST_S
     while True:
         # Asked before reading: what came before the end is then certain to be read.
         ended = channel.eof_received or channel.closed
@@ -124,6 +132,10 @@ def _drain(
             break
         if now >= deadline:
             raise CallTimeout
+        if on_quiet is not None and now - quiet_since >= patience:
+            patience *= 3
+            on_quiet()
+            continue
         poller.poll(max(min(deadline - now, TICK_S), 0.001) * 1000)
     return Finished(_exit_status(channel, deadline), bytes(out), bytes(err))
 

@@ -63,7 +63,7 @@ class Hop:
     explicit_key: Path | None
     identity_files: list[Path] = field(default_factory=list)
     identities_only: bool = False
-    use_agent: bool = True
+    agent_socket: str | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -121,7 +121,7 @@ def _hop(name: str, target: Target, final: Target | None, base: fabric.Config, b
         explicit_key=Path(final.identity_file).expanduser() if final and final.identity_file else None,
         identity_files=sshconfig.identity_files(entry),
         identities_only=sshconfig.identities_only(entry),
-        use_agent=str(entry.get("identityagent", "")).lower() != "none",
+        agent_socket=sshconfig.agent_socket(entry),
     )
 
 

@@ -1,4 +1,7 @@
-"""Checking a server's host key: known, unknown (refused, with the way to trust it), changed or revoked."""
+"""Checking a server's host key: known, unknown (refused, with the way to trust it), changed or revoked.
+
+StrictHostKeyChecking of ~/.ssh/config is not asked: no setting makes an unknown key pass.
+"""
 
 from __future__ import annotations
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import getpass
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import paramiko
+from paramiko.agent import AgentSSH
 
 from dflashctl.errors import DflashError, Unreachable, UsageError
 
 PASSPHRASE_VARIABLE = "DFLASHCTL_SSH_PASSPHRASE"
+
+AGENT_TIMEOUT_S = 60.0
+"""An agent may ask its person before it signs."""
 
 log = logging.getLogger("dflashctl.remote")
 
@@ -39,21 +46,27 @@ class KeyAuthentication:
         explicit: Path | None = None,
         files: Sequence[Path] = (),
         only_files: bool = False,
-        use_agent: bool = True,
+        agent_socket: str | None = None,
     ) -> None:
         self.user = user
         self.where = where
         self.explicit = explicit
         self.files = files
         self.only_files = only_files
-        self.use_agent = use_agent
+        self.agent_socket = agent_socket
         self.tried: list[str] = []
 
     def authenticate(self, transport: paramiko.Transport) -> list[str]:
         """Returns the methods that the server still wants (none). Raises Unreachable saying what was
         tried."""
+        with contextlib.ExitStack() as stack:
+            return self._authenticate(transport, self._offers(stack))
+
+    def _authenticate(
+        self, transport: paramiko.Transport, offers: Iterator[tuple[str, paramiko.PKey]]
+    ) -> list[str]:
         try:
-            for label, key in self._offers():
+            for label, key in offers:
                 self.tried.append(label)
                 try:
                     rest = transport.auth_publickey(self.user, key)
@@ -82,13 +95,14 @@ class KeyAuthentication:
             next=f"check with `ssh -v {self.user}@...`; set ssh.identity_file or ssh.user in hosts.yaml",
         )
 
-    def _offers(self) -> Iterator[tuple[str, paramiko.PKey]]:
+    def _offers(self, stack: contextlib.ExitStack) -> Iterator[tuple[str, paramiko.PKey]]:
+        """What to try, in order; `stack` closes the agent afterwards."""
         if self.explicit is not None:
             yield str(self.explicit), load_key(self.explicit, self.where)
             return
         offered: set[bytes] = set()
         wanted = {blob for path in self.files if (blob := public_blob(path))}
-        for key in _agent_keys() if self.use_agent else ():
+        for key in _agent_keys(self.agent_socket, stack):
             if self.only_files and key.asbytes() not in wanted:
                 continue
             offered.add(key.asbytes())
@@ -159,8 +173,6 @@ def read_key(path: Path, passphrase: str | None) -> paramiko.PKey:
 
 def public_blob(path: Path) -> bytes | None:
     """The public half beside a key file, to recognise it in the agent without opening it."""
-    import base64
-
     try:
         words = Path(f"{path}.pub").read_text().split()
         return base64.b64decode(words[1], validate=True)
@@ -168,9 +180,17 @@ def public_blob(path: Path) -> bytes | None:
         return None
 
 
-def _agent_keys() -> Sequence[Any]:
+def _agent_keys(path: str | None, stack: contextlib.ExitStack) -> Sequence[Any]:
+    """The keys of the agent at `path`; none when there is no agent. They sign until `stack` is closed."""
+    if path is None:
+        return ()
     try:
-        return paramiko.Agent().get_keys()
+        connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+        connection.settimeout(AGENT_TIMEOUT_S)
+        connection.connect(path)
+        agent: Any = AgentSSH()
+        agent._connect(connection)  # paramiko.Agent does the same, but only for SSH_AUTH_SOCK
+        return list(agent.get_keys())
     except (paramiko.SSHException, OSError) as error:
         log.debug("no ssh agent: %s", error)
         return ()

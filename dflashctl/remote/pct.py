@@ -63,8 +63,15 @@ class PctEngine(Engine):
         inside = ["pct", "exec", str(self.container), "--", *with_environment(self.host, argv)]
         started = time.monotonic()
         try:
-            finished = self._host_command(inside, stdin=stdin, timeout_s=timeout_s, on_stdout=on_stdout)
+            finished = self._host_command(
+                inside,
+                stdin=stdin,
+                timeout_s=timeout_s,
+                on_stdout=on_stdout,
+                on_quiet=self._raise_if_frozen,
+            )
         except CallTimeout:
+            self._raise_if_frozen()
             raise self._after_deadline(argv[0], timeout_s) from None
         self._raise_for(finished)
         return completed(argv, finished, started)
@@ -136,9 +143,12 @@ class PctEngine(Engine):
         stdin: bytes = b"",
         timeout_s: float,
         on_stdout: Callable[[bytes], None] | None = None,
+        on_quiet: Callable[[], None] | None = None,
     ) -> Finished:
         words = ["sudo", "-n", "--", *argv] if self.sudo else argv
-        return self.connection.run(words, stdin=stdin, timeout_s=timeout_s, on_stdout=on_stdout)
+        return self.connection.run(
+            words, stdin=stdin, timeout_s=timeout_s, on_stdout=on_stdout, on_quiet=on_quiet
+        )
 
     def _locked_command(self, argv: Sequence[str], deadline: float) -> str:
         """Run push or pull, again while its lock is held; returns what it said on stderr ("" for nothing)."""
@@ -148,6 +158,7 @@ class PctEngine(Engine):
             try:
                 finished = self._host_command(argv, timeout_s=max(left, 0.1))
             except CallTimeout:
+                self._raise_if_frozen()
                 raise self._after_deadline(" ".join(argv[:2]), left) from None
             text = finished.stderr.decode("utf-8", "replace").strip()
             if finished.exit_status == 0:
@@ -194,18 +205,20 @@ class PctEngine(Engine):
             )
 
     def _after_deadline(self, program: str, timeout_s: float) -> DflashError:
-        """What is known after a deadline: the container is frozen, or the command may still be running."""
-        if self._is_frozen():
-            return ContainerDown(
-                f"container {self.container} is frozen: commands in it wait until it is thawed",
-                where=self.host.name,
-                next=f"on the host: pct resume {self.container} (a backup thaws it when it has ended)",
-            )
         return Unreachable(
             f"{program} did not end within {timeout_s:g} s; it may still be running"
             f" in container {self.container}",
             where=self.host.name,
         )
+
+    def _raise_if_frozen(self) -> None:
+        """A frozen container answers nothing until it is thawed; no need to wait for the deadline then."""
+        if self._is_frozen():
+            raise ContainerDown(
+                f"container {self.container} is frozen: commands in it wait until it is thawed",
+                where=self.host.name,
+                next=f"on the host: pct resume {self.container} (a backup thaws it when it has ended)",
+            )
 
     def _is_frozen(self) -> bool:
         deadline = time.monotonic() + PROBE_S

@@ -3,6 +3,7 @@ first."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -93,7 +94,8 @@ def host_key_rules(entry: dict[str, Any], explicit: str | None = None) -> HostKe
         *_file_list(entry.get("userknownhostsfile"), DEFAULT_KNOWN_HOSTS),
         *_file_list(entry.get("globalknownhostsfile"), SYSTEM_KNOWN_HOSTS),
     ]
-    return HostKeyRules(alias, tuple(Path(name).expanduser() for name in names))
+    # `none` for both leaves the usual file to write to; nothing is in it unless a person trusted the host.
+    return HostKeyRules(alias, tuple(Path(name).expanduser() for name in names or DEFAULT_KNOWN_HOSTS[:1]))
 
 
 def identity_files(entry: dict[str, Any]) -> list[Path]:
@@ -106,6 +108,18 @@ def identity_files(entry: dict[str, Any]) -> list[Path]:
 def identities_only(entry: dict[str, Any]) -> bool:
     """IdentitiesOnly: of the agent's keys, only those that IdentityFile names."""
     return str(entry.get("identitiesonly", "no")).lower() == "yes"
+
+
+def agent_socket(entry: dict[str, Any]) -> str | None:
+    """IdentityAgent: the socket of the agent to ask, SSH_AUTH_SOCK by default; None for no agent."""
+    value = str(entry.get("identityagent") or "SSH_AUTH_SOCK")
+    if value.lower() == "none":
+        return None
+    if value.startswith("$"):
+        value = os.environ.get(value[1:].strip("{}"), "")
+    elif value == "SSH_AUTH_SOCK":
+        value = os.environ.get(value, "")
+    return str(Path(value.strip('"')).expanduser()) if value else None
 
 
 def jumps(entry: dict[str, Any]) -> list[str]:

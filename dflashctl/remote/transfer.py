@@ -12,10 +12,11 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import paramiko
 
-from dflashctl.errors import NotFound, Unreachable, VerificationFailed
+from dflashctl.errors import NotFound, Unreachable, UsageError, VerificationFailed
 from dflashctl.remote.connection import SshConnection
 from dflashctl.remote.engine import Progress
 
@@ -83,8 +84,9 @@ def upload(
     progress: Progress | None,
 ) -> None:
     """Send a file. paramiko compares the size at the end; more is the caller's to prove."""
-    with words(connection, f"cannot write {destination}"):
-        sftp.put(str(source), destination, callback=_step(connection, deadline, progress))
+    with own_file(source, "rb", "read") as file, words(connection, f"cannot write {destination}"):
+        size = os.fstat(file.fileno()).st_size
+        sftp.putfo(file, destination, size, callback=_step(connection, deadline, progress))
         sftp.chmod(destination, mode)
 
 
@@ -100,8 +102,10 @@ def download(
     """Fetch a file: beside its place first, then renamed, so `destination` is never half a file."""
     aside = destination.with_name(f".{destination.name}.{os.getpid()}.part")
     try:
-        with words(connection, f"cannot read {source}", missing=source):
-            sftp.get(source, str(aside), callback=_step(connection, deadline, progress))
+        step = _step(connection, deadline, progress)
+        what = f"cannot read {source}"
+        with own_file(aside, "wb", "write") as file, words(connection, what, missing=source):
+            sftp.getfo(source, file, callback=step)
         aside.replace(destination)
     finally:
         aside.unlink(missing_ok=True)
@@ -150,6 +154,18 @@ def _step(
             progress(done, total)
 
     return step
+
+
+@contextlib.contextmanager
+def own_file(path: Path, mode: str, verb: str) -> Iterator[IO[bytes]]:
+    """A file of the laptop; its errors are of another kind than those of the other side. Raises
+    UsageError."""
+    try:
+        file = path.open(mode)
+    except OSError as error:
+        raise UsageError(f"cannot {verb} {path}: {error.strerror}", where="this machine") from error
+    with file:
+        yield file
 
 
 @contextlib.contextmanager

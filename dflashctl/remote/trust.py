@@ -11,10 +11,10 @@ import paramiko
 
 from dflashctl.config.hosts import Host
 from dflashctl.errors import UsageError
-from dflashctl.remote.connection import offered_key, open_hop
 from dflashctl.remote.hops import Target, hops_of, target_of
 from dflashctl.remote.hostkeys import Offered, OtherHostKey, UnknownHostKey, check
 from dflashctl.remote.known_hosts import keys_for, read_files, store
+from dflashctl.remote.opening import offered_key, open_hop
 
 Ask = Callable[["Finding"], bool]
 

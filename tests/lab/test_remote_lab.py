@@ -20,10 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dflashctl.config.hosts import Host
-from dflashctl.errors import ContainerDown, Locked, NotFound, Unreachable, UsageError, VerificationFailed
+from dflashctl.errors import ContainerDown, NotFound, Unreachable, UsageError, VerificationFailed
 from dflashctl.lab import layout
 from dflashctl.lab.state import LabPaths, Record, lab_defaults
-from dflashctl.remote import pct as pct_module
 from dflashctl.remote.agent_call import AgentBug, call
 from dflashctl.remote.factory import open_engine
 from dflashctl.remote.pct import PctEngine
@@ -185,6 +184,25 @@ def test_a_frozen_container_is_told_from_a_slow_one(engine: PctEngine, lab: Reco
     assert engine.run(["echo", "thawed"], timeout_s=30).stdout == b"thawed\n"
 
 
+def test_a_frozen_container_is_told_long_before_the_deadline_and_does_nothing_later(
+    engine: PctEngine, lab: Record, lab_paths: LabPaths
+) -> None:
+    """The command waits inside until the thaw; by then its caller is gone, and it must not act."""
+    marker = lab_paths.workspace / "acted"
+    freezer(lab, "freeze")
+    try:
+        started = time.monotonic()
+        with pytest.raises(ContainerDown, match="frozen"):
+            call(engine, "learn_idle", {"state_dir": "/workspace/acted", "gpus": {}}, timeout_s=60)
+        assert time.monotonic() - started < 15
+        time.sleep(1.5)  # the server has noticed that nobody listens any more
+    finally:
+        freezer(lab, "thaw")
+    assert call(engine, "ping", {"echo": 1}, timeout_s=30)["echo"] == 1
+    time.sleep(1.0)  # the one that was held had its chance, too
+    assert not marker.exists()
+
+
 def freezer(lab: Record, what: str) -> None:
     code = (
         f"sys.argv = ['freezer', S, '200', '{what}']\n"
@@ -194,9 +212,7 @@ def freezer(lab: Record, what: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_push_waits_for_the_lock_of_another(
-    engine: PctEngine, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_waits_for_the_lock_of_another(engine: PctEngine, folder: str) -> None:
     """pct gives up after 10 s with a message; the engine goes on trying."""
     lock = "/run/lock/lxc/pve-config-200.lock"
     hold = ["timeout", "13", "flock", lock, "sleep", "12"]
@@ -208,13 +224,6 @@ def test_a_push_waits_for_the_lock_of_another(
         assert time.monotonic() - started > 5
         holder.result(60)
     assert engine.run(["cat", f"{folder}/file"], timeout_s=20).stdout == Path(__file__).read_bytes()
-    monkeypatch.setattr(pct_module, "LOCK_WAIT_S", 1.0)
-    with ThreadPoolExecutor(1) as pool:
-        holder = pool.submit(engine.run_on_host, hold, timeout_s=60)
-        time.sleep(1.0)
-        with pytest.raises(Locked, match="locked by another pct command"):
-            engine.put(Path(__file__), f"{folder}/file", timeout_s=60)
-        holder.result(60)
     assert staged(engine) == []
 
 

@@ -61,13 +61,15 @@ class ForwardingSession(sshd.Session):
             assert channel is not None
 
             def back() -> None:
-                while data := onward.recv(65536):
-                    channel.sendall(data)
-                channel.close()
+                with contextlib.suppress(OSError, EOFError):
+                    while data := onward.recv(65536):
+                        channel.sendall(data)
+                    channel.close()
 
             threading.Thread(target=back, daemon=True).start()
-            while data := channel.recv(65536):
-                onward.sendall(data)
+            with contextlib.suppress(OSError, EOFError):
+                while data := channel.recv(65536):
+                    onward.sendall(data)
 
 
 class Server:

@@ -119,20 +119,15 @@ def test_what_an_operation_prints_does_not_reach_the_answer(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child of an operation may write to stdout, and may read stdin."""
-    noisy = {
-        "dflash_agent/__init__.py": (Path(agent_main.__file__).parent / "__init__.py").read_bytes(),
-        "dflash_agent/main.py": Path(agent_main.__file__).read_bytes().replace(b"main:ping", b"noisy:noisy"),
-        "dflash_agent/noisy.py": b"import subprocess\n"
-        b"def noisy(request, emit):\n"
-        b"    print('DFLASH-END nonsense')\n"
-        b"    subprocess.run(['sh', '-c', 'cat; echo child; echo DFLASH-ANSWER 1 2'])\n"
-        b"    return {'fine': True}\n",
-    }
-    buffer = BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in noisy.items():
-            archive.writestr(name, data)
-    monkeypatch.setattr(agent_call, "payload", buffer.getvalue)
+    noisy = (
+        "import subprocess\n"
+        "def noisy(request, emit):\n"
+        "    print('DFLASH-END nonsense')\n"
+        "    subprocess.run(['sh', '-c', 'cat; echo child; echo DFLASH-ANSWER 1 2'])\n"
+        "    return {'fine': True}\n"
+    )
+    zipped = zip_with(b"noisy:noisy", {"noisy": noisy})
+    monkeypatch.setattr(agent_call, "payload", lambda: zipped)
     assert call(engine, "ping", {}, timeout_s=20) == {"fine": True}
 
 
@@ -368,6 +363,55 @@ def test_events_stop_when_nobody_reads_any_more_and_the_work_goes_on() -> None:
     emit({"n": 2})
     emit({"n": 3})
     assert emit.gone
+
+
+def test_nothing_is_done_for_a_caller_that_is_gone(tmp_path: Path) -> None:
+    """As after a thaw: the request is still in the pipe, but its person was told that it did not happen."""
+    done = tmp_path / "done"
+    zipped = zip_with(
+        b"effect:effect",
+        {"effect": f"def effect(request, emit):\n    open({str(done)!r}, 'w').close()\n    return {{}}\n"},
+    )
+    envelope = json.dumps({"op": "ping", "nonce": NONCE, "request": {}}).encode()
+    data = len(zipped).to_bytes(8, "big") + zipped + len(envelope).to_bytes(8, "big") + envelope
+    for gone in (True, False):
+        reader, writer = os.pipe()
+        if gone:
+            os.close(reader)
+        ended = subprocess.run(
+            [sys.executable, "-I", "-c", agent_call.LOADER],
+            input=data,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            timeout=20,
+            check=False,
+        )
+        os.close(writer)
+        assert done.exists() is not gone
+        assert (b"nothing was done" in ended.stderr) is gone
+    os.close(reader)
+
+
+def test_an_answer_that_is_no_json_is_a_bug(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    zipped = zip_with(b"odd:odd", {"odd": "def odd(request, emit):\n    return {'x': {1, 2}}\n"})
+    monkeypatch.setattr(agent_call, "payload", lambda: zipped)
+    with pytest.raises(AgentBug, match="no JSON"):
+        call(engine, "ping", {}, timeout_s=20)
+
+
+def zip_with(op: bytes, modules: dict[str, str]) -> bytes:
+    """An agent whose "ping" is another operation, `op`, of one of `modules`."""
+    folder = Path(agent_main.__file__).parent
+    sources = {
+        "__init__": (folder / "__init__.py").read_bytes(),
+        "main": (folder / "main.py").read_bytes().replace(b"main:ping", op),
+        **{name: text.encode() for name, text in modules.items()},
+    }
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in sources.items():
+            archive.writestr(f"dflash_agent/{name}.py", data)
+    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Run: python -m pytest tests/unit/test_remote_connection.py
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -17,7 +18,6 @@ import paramiko
 import pytest
 
 from dflashctl.errors import HostKeyChanged, Unreachable, UsageError
-from dflashctl.remote import connection as connection_module
 from dflashctl.remote.channel import CallTimeout
 from dflashctl.remote.connection import SshConnection
 from dflashctl.remote.hostkeys import UnknownHostKey
@@ -257,7 +257,7 @@ def test_an_unknown_name_says_so(box: Box, monkeypatch: pytest.MonkeyPatch) -> N
     def unknown(*args: object, **options: object) -> list[object]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(connection_module.socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(Unreachable, match="the name no-such-box is not known"):
         SshConnection(box.targeted(host="no-such-box")).run(["true"], timeout_s=10)
 
@@ -266,7 +266,7 @@ def test_a_resolver_that_hangs_ends_with_the_connect_timeout(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    monkeypatch.setattr(connection_module.socket, "getaddrinfo", lambda *a, **k: release.wait(20) and [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: release.wait(20) and [])
     started = time.monotonic()
     with pytest.raises(Unreachable, match="did not answer within"):
         SshConnection(box.targeted(connect_timeout_s=0.3)).run(["true"], timeout_s=10)
@@ -279,6 +279,38 @@ def test_a_wrong_key_is_told_with_what_was_offered(box: Box) -> None:
     with pytest.raises(Unreachable, match="did not let root in") as caught:
         SshConnection(box.targeted(identity_file=str(box.root / "stranger"))).run(["true"], timeout_s=10)
     assert str(box.root / "stranger") in caught.value.what
+
+
+def test_ctrl_c_ends_at_once_and_cleanly(box: Box) -> None:
+    """In the real program, in the middle of a remote command."""
+    import signal
+    import subprocess
+
+    (box.root / "hosts.yaml").write_text(
+        "version: 1\ndefaults: {host: gpu}\nhosts:\n  gpu:\n    engine: ssh\n"
+        f"    python: {box.bin}/slow-python\n"
+        f"    ssh: {{host: 127.0.0.1, port: {box.port}, user: root, known_hosts: {box.known_hosts},"
+        f" identity_file: {box.root}/id_ed25519}}\n"
+    )
+    box.program("slow-python", f"echo >{box.root}/began; exec sleep 3")
+    with subprocess.Popen(
+        [sys.executable, "-m", "dflashctl", "status"],
+        env={**os.environ, "DFLASHCTL_HOSTS": str(box.root / "hosts.yaml"), "HOME": str(box.home)},
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 20
+        while not (box.root / "began").exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert time.monotonic() - started < 2
+        assert process.stderr is not None
+        assert process.stderr.read() == "interrupted\n"
 
 
 def test_arguments_that_cannot_travel_are_refused_before_anything_connects(box: Box) -> None:

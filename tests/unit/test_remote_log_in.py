@@ -181,6 +181,25 @@ def test_identities_only_leaves_other_keys_of_the_agent_alone(house: House, agen
     assert other.asbytes() not in house.door.shown
 
 
+def test_identity_agent_names_another_agent_or_none(
+    house: House, agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.door.right = new_key(house.home / "held")
+    add_to_agent(house.home / "held")
+    monkeypatch.delenv("SSH_AUTH_SOCK")
+    with pytest.raises(Unreachable):
+        house.knock()
+    (house.home / ".ssh" / "config").write_text(f"Host *\n IdentityAgent {agent}\n")
+    house.knock()
+    monkeypatch.setenv("MY_AGENT", str(agent))
+    (house.home / ".ssh" / "config").write_text("Host *\n IdentityAgent $MY_AGENT\n")
+    house.knock()
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+    (house.home / ".ssh" / "config").write_text("Host *\n IdentityAgent none\n")
+    with pytest.raises(Unreachable):
+        house.knock()
+
+
 def test_an_agent_that_is_gone_is_no_error(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", str(house.home / "gone"))
     house.door.right = new_key(house.home / ".ssh" / "id_ed25519")

@@ -15,8 +15,8 @@ import pytest
 
 from dflashctl.config.hosts import Ssh
 from dflashctl.errors import ContainerDown, Locked, NotFound, Unreachable, UsageError, VerificationFailed
+from dflashctl.remote import channel, transfer
 from dflashctl.remote import pct as pct_module
-from dflashctl.remote import transfer
 from dflashctl.remote.pct import PctEngine
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -225,6 +225,34 @@ def test_after_a_deadline_a_frozen_container_is_called_frozen(box: Box, engine: 
         finally:
             stopped.kill()
     assert caught.value.exit_code == 12
+
+
+def test_a_frozen_container_is_found_out_long_before_the_deadline(
+    box: Box, engine: PctEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import signal
+    import subprocess
+
+    monkeypatch.setattr(channel, "QUIET_FIRST_S", 0.5)
+    with subprocess.Popen(["sleep", "30"]) as stopped:
+        try:
+            stopped.send_signal(signal.SIGSTOP)
+            box.program("pct", f'[ "$1" = status ] || sleep 5\necho "pid: {stopped.pid}"')
+            started = time.monotonic()
+            with pytest.raises(ContainerDown, match="frozen"):
+                engine.run(["true"], timeout_s=60)
+            assert time.monotonic() - started < 4
+        finally:
+            stopped.kill()
+
+
+def test_a_slow_silent_command_is_looked_after_and_goes_on(
+    box: Box, engine: PctEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "QUIET_FIRST_S", 0.2)
+    box.program("pct", f'[ "$1" = status ] && {{ echo x >>{box.root}/asked; exit 0; }}\nsleep 2; echo late')
+    assert engine.run(["true"], timeout_s=20).stdout == b"late\n"
+    assert 1 <= (box.root / "asked").read_text().count("x") <= 3
 
 
 def test_sudo_is_put_before_every_command(box: Box) -> None:

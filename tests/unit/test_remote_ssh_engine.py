@@ -112,6 +112,13 @@ def test_what_is_not_there(box: Box, engine: SshEngine) -> None:
     assert not (box.root / "back").exists()
 
 
+def test_errors_of_the_laptop_s_own_files_are_told_as_such(box: Box, engine: SshEngine) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*/nope: No such file"):
+        engine.put(box.root / "nope", str(box.root / "there"), timeout_s=10)
+    with pytest.raises(UsageError, match=r"cannot write .*No such file"):
+        engine.get(__file__, box.root / "nope" / "x", timeout_s=10)
+
+
 def test_a_deadline_says_that_it_may_still_be_running(engine: SshEngine) -> None:
     with pytest.raises(Unreachable, match=r"sleep did not end within 0\.3 s; it may still be running"):
         engine.run(["sleep", "2"], timeout_s=0.3)

@@ -1,0 +1,131 @@
+"""Setting up ssh to one hop: TCP (or the hop before), the host key, the log-in; and errors of all that in
+words."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+from typing import Any
+
+import paramiko
+
+from dflashctl.errors import DflashError, Unreachable
+from dflashctl.remote import hostkeys
+from dflashctl.remote.dial import dial
+from dflashctl.remote.hops import Hop, Target
+from dflashctl.remote.keys import KeyAuthentication
+
+AUTH_TIMEOUT_S = 60.0
+"""A key on a token wants to be touched."""
+
+
+def open_hop(hop: Hop, target: Target) -> None:
+    """Connect to one hop, through the one before it; tries a second time when the server was too busy to
+    greet."""
+    try:
+        _connect(hop, target)
+    except (Busy, paramiko.SSHException, EOFError, ConnectionResetError) as first:
+        if (
+            not isinstance(first, Busy)
+            and "banner" not in str(first).lower()
+            and not isinstance(first, OSError)
+        ):
+            raise _lost(hop, target, first) from first
+        time.sleep(random.uniform(0.3, 1.0))  # several laptops may have been turned away at once
+        try:
+            _connect(hop, target)
+        except (Busy, paramiko.SSHException, EOFError, OSError) as error:
+            raise _lost(hop, target, error) from error
+    except OSError as error:
+        raise _lost(hop, target, error) from error
+
+
+def offered_key(hop: Hop, target: Target) -> hostkeys.Offered:
+    """The key that a hop's server shows, without logging in; jump hosts before it must be open.
+
+    Raises Unreachable.
+    """
+    checker = _checker(hop, target)
+    try:
+        sock = _socket(hop, target)
+        with contextlib.closing(checker.transport(sock)) as transport:
+            transport.banner_timeout = target.connect_timeout_s
+            transport.start_client(timeout=target.connect_timeout_s)
+            return checker.offered(transport.get_remote_server_key())
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise _lost(hop, target, error) from error
+
+
+def _checker(hop: Hop, target: Target) -> hostkeys.HostKeyChecker:
+    return hostkeys.HostKeyChecker(*hop.address, hop.rules, label=target.label, where=_place(hop, target))
+
+
+def _place(hop: Hop, target: Target) -> str:
+    return target.label if hop.name == target.host else f"{target.label} (jump host {hop.name})"
+
+
+def _socket(hop: Hop, target: Target) -> Any:
+    if hop.connection.gateway:
+        return hop.connection.open_gateway()
+    return dial(*hop.address, target.connect_timeout_s)
+
+
+class Busy(Exception):
+    """The server closed the connection before its greeting (MaxStartups), or said nothing."""
+
+
+def _connect(hop: Hop, target: Target) -> None:
+    timeout = target.connect_timeout_s
+    host, port = hop.address
+    checker = _checker(hop, target)
+    client: paramiko.SSHClient = hop.connection.client
+    client.set_missing_host_key_policy(checker)
+    sock = _socket(hop, target)
+    authentication: Any = KeyAuthentication(
+        user=hop.user,
+        where=_place(hop, target),
+        explicit=hop.explicit_key,
+        files=hop.identity_files,
+        only_files=hop.identities_only,
+        agent_socket=hop.agent_socket,
+    )
+    try:
+        client.connect(
+            host,
+            port,
+            username=hop.user,
+            sock=sock,
+            timeout=timeout,
+            banner_timeout=timeout,
+            auth_timeout=max(AUTH_TIMEOUT_S, timeout),
+            channel_timeout=timeout,
+            transport_factory=checker.transport,
+            auth_strategy=authentication,
+        )
+    except BaseException as error:
+        client.close()
+        with contextlib.suppress(Exception):
+            sock.close()
+        if isinstance(error, EOFError):
+            raise Busy("it closed the connection during the greeting") from error
+        raise
+    hop.connection.transport = client.get_transport()
+
+
+def _lost(hop: Hop, target: Target, error: BaseException) -> DflashError:
+    """An error of connecting, in words."""
+    host, port = hop.address
+    if isinstance(error, socket.gaierror):
+        what = f"the name {host} is not known ({error.strerror})"
+    elif isinstance(error, ConnectionRefusedError):
+        what = f"nothing listens on {host} port {port} (connection refused)"
+    elif isinstance(error, TimeoutError):
+        what = f"{host} port {port} did not answer within {target.connect_timeout_s:g} s"
+    elif isinstance(error, OSError) and error.strerror:
+        what = f"{host} port {port}: {error.strerror}"
+    else:
+        what = f"{host} port {port}: ssh could not be set up ({error or type(error).__name__})"
+    user = f"{hop.user}@" if hop.user else ""
+    return Unreachable(what, where=target.label, next=f"check with: ssh -p {port} {user}{host} true")
