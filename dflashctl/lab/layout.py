@@ -39,6 +39,7 @@ class Machine:
     extra: tuple[str, ...]  # further top folders that programs need (/nix)
     shadowed: dict[str, tuple[str, ...]]  # stand-in -> paths of a real program of that name, to be covered
     has_etc: frozenset[str]  # which of hostname, hosts exist in /etc
+    resolver: str | None = None  # what /etc/resolv.conf is a link to, when that lies elsewhere
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,14 @@ def look_at_machine() -> Machine:
         )
         for program in ("nvidia-smi", "pct", "init")
     }
+    resolver = Path("/etc/resolv.conf").resolve()
     return Machine(
         links={name: str(path.readlink()) for name, path in tops.items() if path.is_symlink()},
         folders=tuple(name for name, path in tops.items() if path.is_dir() and not path.is_symlink()),
         extra=tuple(path for path in ("/nix", "/gnu") if Path(path).is_dir()),
         shadowed=shadowed,
         has_etc=frozenset(name for name in ("hostname", "hosts") if Path("/etc", name).is_file()),
+        resolver=None if resolver.is_relative_to("/etc") else str(resolver),
     )
 
 
@@ -145,9 +148,11 @@ def common_steps(
     steps += system_steps(machine)
     steps += device_steps(gpu_state, gpu_devices)
     steps += [Step("bind", "/sys", "/sys", read_only=True, optional=True), Step("proc", "/proc")]
-    steps += [
-        Step("bind", f"/etc/{name}", f"{etc}/{name}", read_only=True) for name in sorted(machine.has_etc)
-    ]
+    own = sorted(machine.has_etc)
+    steps += [Step("bind", f"/etc/{name}", f"{etc}/{name}", read_only=True) for name in own]
+    if machine.resolver is not None:  # names are looked up as on the machine: the network is its own
+        resolver = machine.resolver
+        steps.append(Step("bind", resolver, resolver, read_only=True, optional=True))
     steps += [Step("bind", folder, folder, read_only=True) for folder in python.folders]
     steps.append(Step("bind", "/run/nvidia-lab", f"{gpu_state}/rpc"))
     steps += stand_in_steps("nvidia-smi", f"{gpu_state}/bin/nvidia-smi", machine)

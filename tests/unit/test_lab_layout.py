@@ -25,6 +25,7 @@ SPLIT_MACHINE = Machine(
     extra=("/nix",),
     shadowed={"nvidia-smi": ("/usr/bin/nvidia-smi",), "pct": ("/usr/sbin/pct",)},
     has_etc=frozenset(),
+    resolver="/run/systemd/resolve/stub-resolv.conf",
 )
 PYTHON = Python(
     "/home/ann/v/bin/python", "/home/ann/.uv/p/bin/python3", ("/home/ann/v", "/home/ann/.uv/p"), "/root"
@@ -76,6 +77,13 @@ def test_stand_ins_cover_real_programs_of_the_machine() -> None:
         assert bound[program].endswith("/bin/pct")
     order = [step.target for step in host(SPLIT_MACHINE)]
     assert order.index("/usr") < order.index("/usr/bin/nvidia-smi")
+
+
+def test_names_are_looked_up_as_on_the_machine() -> None:
+    for steps in (host(SPLIT_MACHINE), rootfs.from_json(container(SPLIT_MACHINE)["steps"])):
+        targets = [step.target for step in steps]
+        assert targets.index("/run") < targets.index("/run/systemd/resolve/stub-resolv.conf")
+    assert not [s for s in host(MERGED_MACHINE) if "resolv" in s.target]
 
 
 def test_sbin_is_a_folder_that_leads_to_the_machines() -> None:
