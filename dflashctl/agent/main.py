@@ -43,6 +43,9 @@ OPS: Dict[str, str] = {
 }
 """Operation -> "module:function" beside this file, imported only when asked for."""
 
+READ_ON = frozenset(["host_desk"])
+"""Operations to which the caller goes on talking: their stdin stays what it is."""
+
 MAX_REQUEST_BYTES = 64 * 2**20
 
 
@@ -102,9 +105,10 @@ def serve(stdin: BinaryIO) -> int:
     except (OSError, ValueError) as error:
         print(f"dflashctl agent: no request: {error}", file=sys.stderr)
         return 1
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    if envelope["op"] not in READ_ON:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
     emit = Emit(out, str(envelope["nonce"]))
     emit.start()
     if emit.gone:

@@ -13,8 +13,9 @@ import logging
 import re
 import secrets
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import chain
 from typing import Any, Literal
 
 from dflashctl.agent.payload import build_payload
@@ -59,24 +60,25 @@ def call(
     where: Literal["inside", "host"] = "inside",
     timeout_s: float,
     on_event: Callable[[Event], None] | None = None,
+    more: Iterable[bytes] | None = None,
 ) -> dict[str, Any]:
     """Run operation `op` inside the container or on the host around it and return its result.
 
-    `on_event` is called in this thread with each progress event. Raises the DflashError that the operation
+    `on_event` is called in this thread with each progress event; `more` (on the host) follows the request on
+    stdin, for an operation that reads on. Raises the DflashError that the operation
     named; Unreachable when the transport failed or the deadline passed (the operation may still be
     running); AgentBug.
     """
     nonce = secrets.token_hex(16)
     answer = AnswerReader(nonce, on_event)
     python = engine.host.python if where == "inside" else HOST_PYTHON
-    run = engine.run if where == "inside" else engine.run_on_host
     log.debug("%s: %s", place(engine, where), op)
-    completed = run(
-        [python, "-I", "-c", LOADER],
-        stdin=pack(op, request, nonce, timeout_s),
-        timeout_s=timeout_s,
-        on_stdout=answer.feed,
-    )
+    argv, first = [python, "-I", "-c", LOADER], pack(op, request, nonce, timeout_s)
+    if where == "inside":
+        completed = engine.run(argv, stdin=first, timeout_s=timeout_s, on_stdout=answer.feed)
+    else:
+        stdin = first if more is None else chain([first], more)
+        completed = engine.run_on_host(argv, stdin=stdin, timeout_s=timeout_s, on_stdout=answer.feed)
     body = answer.body()
     if body is None:
         raise no_answer(completed, op=op, python=python, where=place(engine, where))

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import paramiko
 
+from dflashctl.remote.engine import Stdin
+
 CHUNK = 1 << 16
 QUIET_AFTER_EXIT_S = 1.0
 """A command that has ended may have left a child that holds its output open; that child is not waited for."""
@@ -45,7 +47,7 @@ def execute(
     channel: paramiko.Channel,
     command: str,
     *,
-    stdin: bytes,
+    stdin: Stdin,
     deadline: float,
     on_stdout: Callable[[bytes], None] | None = None,
     alive: Callable[[], None] = lambda: None,
@@ -78,15 +80,16 @@ def execute(
         channel.close()
 
 
-def _feed(channel: paramiko.Channel, stdin: bytes) -> None:
+def _feed(channel: paramiko.Channel, stdin: Stdin) -> None:
     """Send all of stdin, then its end. A command that does not want it is no error."""
-    view = memoryview(stdin)
     try:
-        while view:
-            sent = channel.send(view[:CHUNK].tobytes())
-            if sent == 0:
-                return  # closed
-            view = view[sent:]
+        for piece in (stdin,) if isinstance(stdin, bytes) else stdin:
+            view = memoryview(piece)
+            while view:
+                sent = channel.send(view[:CHUNK].tobytes())
+                if sent == 0:
+                    return  # closed
+                view = view[sent:]
     except (OSError, EOFError):
         pass
     finally:

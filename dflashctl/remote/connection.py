@@ -13,6 +13,7 @@ import paramiko
 
 from dflashctl.errors import Unreachable
 from dflashctl.remote.channel import ChannelLost, Finished, execute
+from dflashctl.remote.engine import Stdin
 from dflashctl.remote.hops import Hop, Target, hops_of
 from dflashctl.remote.limits import check_argv, check_length
 from dflashctl.remote.opening import open_hop
@@ -57,7 +58,7 @@ class SshConnection:
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: Stdin = b"",
         timeout_s: float,
         on_stdout: Callable[[bytes], None] | None = None,
         on_quiet: Callable[[], None] | None = None,

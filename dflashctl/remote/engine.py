@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,9 @@ from dflashctl.config.hosts import Host
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
+
+Stdin = bytes | Iterable[bytes]
+"""What a command reads: bytes, or pieces that are sent as they come (their iterator may wait), then the end."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Engine(ABC):
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: Stdin = b"",
         timeout_s: float,
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> Completed:

@@ -6,12 +6,14 @@ import contextlib
 import os
 import selectors
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import IO
 
 from dflashctl.errors import NotFound, Unreachable, UsageError
-from dflashctl.remote.engine import Completed, Engine, Progress
+from dflashctl.remote.engine import Completed, Engine, Progress, Stdin
 from dflashctl.remote.environment import clean_environment
 from dflashctl.remote.limits import check_argv
 
@@ -29,7 +31,7 @@ class LocalEngine(Engine):
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: Stdin = b"",
         timeout_s: float,
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> Completed:
@@ -70,7 +72,7 @@ class LocalEngine(Engine):
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: Stdin = b"",
         timeout_s: float,
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> Completed:
@@ -103,7 +105,7 @@ class LocalEngine(Engine):
 
 def _drain(
     process: subprocess.Popen[bytes],
-    stdin: bytes,
+    stdin: Stdin,
     deadline: float,
     on_stdout: Callable[[bytes], None] | None,
 ) -> tuple[bytes, bytes]:
@@ -113,15 +115,17 @@ def _drain(
     """
     assert process.stdin and process.stdout and process.stderr
     kept = {process.stdout: bytearray(), process.stderr: bytearray()}
-    rest = memoryview(stdin)
+    rest = memoryview(stdin if isinstance(stdin, bytes) else b"")
     with selectors.DefaultSelector() as selector:
         for stream in kept:
             selector.register(stream, selectors.EVENT_READ)
         if rest:
             os.set_blocking(process.stdin.fileno(), False)
             selector.register(process.stdin, selectors.EVENT_WRITE)
-        else:
+        elif isinstance(stdin, bytes):
             process.stdin.close()
+        else:
+            threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
         moved_at = time.monotonic()
         while selector.get_map():
             now = time.monotonic()
@@ -155,6 +159,14 @@ def _drain(
     except subprocess.TimeoutExpired:
         raise TimeoutError from None
     return bytes(kept[process.stdout]), bytes(kept[process.stderr])
+
+
+def _feed(sink: IO[bytes], pieces: Iterable[bytes]) -> None:
+    """Send pieces as they come, then the end. A command that does not want them is no error."""
+    with contextlib.suppress(OSError, ValueError), sink:
+        for piece in pieces:
+            sink.write(piece)
+            sink.flush()
 
 
 def _copy(

@@ -21,7 +21,7 @@ from dflashctl.errors import ContainerDown, DflashError, NotFound, Unreachable, 
 from dflashctl.remote import pct_messages, transfer
 from dflashctl.remote.channel import CallTimeout, Finished
 from dflashctl.remote.connection import SshConnection
-from dflashctl.remote.engine import Completed, Engine, Progress
+from dflashctl.remote.engine import Completed, Engine, Progress, Stdin
 from dflashctl.remote.environment import clean_environment
 from dflashctl.remote.freezer import is_frozen
 from dflashctl.remote.hops import Target, target_of
@@ -80,7 +80,7 @@ class PctEngine(Engine):
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: Stdin = b"",
         timeout_s: float,
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> Completed:
@@ -140,7 +140,7 @@ class PctEngine(Engine):
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: Stdin = b"",
         timeout_s: float,
         on_stdout: Callable[[bytes], None] | None = None,
         on_quiet: Callable[[], None] | None = None,

@@ -11,7 +11,7 @@ from dflashctl.errors import NotFound, Unreachable, UsageError, VerificationFail
 from dflashctl.remote import pct_messages, transfer
 from dflashctl.remote.channel import CallTimeout
 from dflashctl.remote.connection import SshConnection
-from dflashctl.remote.engine import Completed, Engine, Progress
+from dflashctl.remote.engine import Completed, Engine, Progress, Stdin
 from dflashctl.remote.hops import Target, target_of
 from dflashctl.remote.limits import check_argv
 from dflashctl.remote.pct import completed, with_environment
@@ -29,7 +29,7 @@ class SshEngine(Engine):
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: Stdin = b"",
         timeout_s: float,
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> Completed:
@@ -55,7 +55,7 @@ class SshEngine(Engine):
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: Stdin = b"",
         timeout_s: float,
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> Completed:
