@@ -87,7 +87,11 @@ def _kill(engine: Engine, wishes: Wishes) -> Outcome:
     names = list(graces) or ([wishes.tag] if wishes.tag else [])
     stopped = []
     for name in names:
-        answer = _stop(engine, name, graces.get(name), wishes)
+        try:
+            answer = _stop(engine, name, graces.get(name), wishes)
+        except KeyboardInterrupt:
+            killtext.show_interrupted(name, targets)
+            raise
         killtext.show_stopped(host, answer, quiet=wishes.json)
         stopped.append(answer)
     ended_now = [answer for answer in stopped if answer["outcome"] != "already_ended"]

@@ -34,6 +34,12 @@ def show_event(event: Mapping[str, Any]) -> None:
     say(f"  {event.get('signalled')} to pid {pids}")
 
 
+def show_interrupted(name: str, targets: Sequence[Mapping[str, Any]]) -> None:
+    """Ctrl-C: the supervisor carries on with what it was asked for."""
+    tag = next((run["tag"] for run in targets if run["id"] == name), None) or name
+    warn(f"the end of {tag} may go on over there: dflashctl status {tag}")
+
+
 def show_stopped(host: str, answer: Mapping[str, Any], *, quiet: bool) -> None:
     """One run's end."""
     name = f"{answer['tag']} ({answer['id']})"

@@ -71,7 +71,7 @@ def _freed(uuid: str, index: Any, box: Box, killed: set[str]) -> Freed:
     if gpu is None:
         number = index if isinstance(index, int) else -1
         words = f"not known: {box.problem or 'it is missing from what nvidia-smi lists'}"
-        return Freed(number, uuid, words, free=False, shared=False, settling=bool(box.problem))
+        return Freed(number, uuid, words, free=False, shared=False, settling=False)
     strangers = [one for one in gpu.holders if one.kind != "run"]
     others = [one for one in gpu.holders if one.kind == "run" and one.run_id not in killed]
     return Freed(

@@ -11,7 +11,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for lab_client
 
+from life_kit import Project
+
 from dflashctl.lab import lifecycle
+from dflashctl.lab.gpu import state as gpu_state
 from dflashctl.lab.state import LabPaths, Record
 
 
@@ -47,3 +50,17 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
 def lab_paths(lab: Record) -> LabPaths:
     """The files of the `lab` fixture's lab: `.pct`, `.gpu`, `.workspace`, `.disk(200)`, `.log`."""
     return LabPaths(Path(os.environ["DFLASHCTL_LAB_DIR"]))
+
+
+@pytest.fixture
+def project(lab: Record, lab_paths: LabPaths, tmp_path: Path) -> Iterator[Project]:
+    """Recipes and a CLI that talk to the `lab` fixture's lab; runs and faults are undone afterwards."""
+    made = Project(tmp_path, lab, lab_paths)
+    healthy = gpu_state.load(lab_paths.gpu)
+    made.clean()
+    try:
+        yield made
+    finally:
+        gpu_state.save(lab_paths.gpu, healthy)
+        made.clean()
+        made.engine.close()
