@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_client import enter, enter_command, on_host, ssh
+from lab_client import REPOSITORY, enter, enter_command, on_host, ssh
 
 from dflashctl.agent import proc
 from dflashctl.lab import lifecycle, python_view
@@ -275,3 +275,61 @@ def test_a_container_that_cannot_start_leaves_nothing(lab: Record, lab_paths: La
     processes = proc.table()
     below = proc.descendants([lab.pid], processes)
     assert [processes[p].comm for p in below if "201" in " ".join(proc.cmdline(p))] == []
+
+
+# --- other machines ---------------------------------------------------------------------------------------
+
+OTHER_MACHINE = """
+mkdir etc layers && mount -t tmpfs none layers && mkdir layers/up layers/work
+cp -r --no-dereference /etc/. etc/ 2>/dev/null || true
+rm -f etc/resolv.conf
+mount -t tmpfs none /run && mkdir -p /run/resolve && echo 'nameserver 192.0.2.7' > /run/resolve/stub.conf
+ln -s /run/resolve/stub.conf etc/resolv.conf && mount --bind etc /etc
+for folder in bin sbin; do
+  up=$PWD/layers/up/$folder work=$PWD/layers/work/$folder
+  mkdir $up $work
+  mount -t overlay none -o "lowerdir=/usr/$folder,upperdir=$up,workdir=$work" /usr/$folder
+done
+echo 'echo real' > real && chmod 755 real
+cp real /usr/bin/nvidia-smi && cp real /usr/sbin/pct && ln -s nvidia-smi /usr/bin/other
+"""
+
+
+def test_a_machine_with_gpus_with_proxmox_and_with_a_linked_resolver(tmp_path: Path) -> None:
+    """The stand-ins cover the real programs wherever PATH looks, and names are looked up as there."""
+    code = """
+import shlex, subprocess, sys
+from lab_client import enter, ssh
+from dflashctl.lab import lifecycle
+endpoint = lifecycle.up().record.endpoint
+try:
+    for path in ("/sbin:/bin:/usr/sbin:/usr/bin", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"):
+        count = "nvidia-smi -L | wc -l; /usr/bin/nvidia-smi -L | wc -l"
+        script = f"PATH={path}; {count}; cat /etc/resolv.conf"
+        print(enter(endpoint, script).stdout, ssh(endpoint, script + "; pct status 200").stdout)
+finally:
+    lifecycle.down()
+"""
+    lab_tests = str(Path(__file__).parent)
+    machine = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-ec",
+        OTHER_MACHINE + 'exec "$@"',
+        "sh",
+    ]
+    done = subprocess.run(
+        [*machine, sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ
+        | {"DFLASHCTL_LAB_DIR": str(tmp_path / "lab"), "PYTHONPATH": f"{REPOSITORY}:{lab_tests}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    inside = b"8\n8\nnameserver 192.0.2.7\n"
+    assert done.stdout.splitlines() == [f"{inside!r} {inside + b'status: running' + bytes([10])!r}"] * 2
