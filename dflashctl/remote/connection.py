@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import shlex
 import threading
 import time
@@ -18,6 +19,8 @@ from dflashctl.remote.hops import Hop, Target, hops_of
 from dflashctl.remote.limits import check_argv, check_length
 from dflashctl.remote.opening import open_hop
 from dflashctl.remote.watch import DEAD_AFTER_S, Watch
+
+SESSION_WAIT_S = 15.0
 
 log = logging.getLogger("dflashctl.remote")
 # paramiko prints tracebacks of its own thread through logging's last resort; ours say more.
@@ -129,10 +132,19 @@ class SshConnection:
 
     def _channel(self, deadline: float) -> paramiko.Channel:
         transport = self.transport()
-        try:
-            return transport.open_session(timeout=max(deadline - time.monotonic(), 0.1))
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            raise Unreachable(f"the server opens no session ({error})", where=self.target.label) from error
+        give_up = min(deadline, time.monotonic() + SESSION_WAIT_S)
+        while True:
+            try:
+                return transport.open_session(timeout=max(deadline - time.monotonic(), 0.1))
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                # MaxSessions (10 by default): another thread's command will end soon.
+                pause = random.uniform(0.1, 0.4)
+                if transport.is_active() and time.monotonic() + pause < give_up:
+                    time.sleep(pause)
+                    continue
+                raise Unreachable(
+                    f"the server opens no session ({error})", where=self.target.label
+                ) from error
 
     def _open(self) -> paramiko.Transport:
         self._hops = hops_of(self.target, self._config)

@@ -15,7 +15,7 @@ Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
 Stdin = bytes | Iterable[bytes]
-"""What a command reads: bytes, or pieces that are sent as they come (their iterator may wait), then the end."""
+"""What a command reads: bytes, or pieces that are sent as they come (their iterator may wait)."""
 
 
 @dataclass(frozen=True)

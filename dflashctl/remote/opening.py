@@ -68,8 +68,24 @@ def _place(hop: Hop, target: Target) -> str:
 
 def _socket(hop: Hop, target: Target) -> Any:
     if hop.connection.gateway:
-        return hop.connection.open_gateway()
+        return ThroughHop(hop.connection.open_gateway())
     return dial(*hop.address, target.connect_timeout_s)
+
+
+class ThroughHop:
+    """A channel through the hop before, as the socket of the next one. Its close fails silently:
+    paramiko's thread closes it after the connection below is gone, too, and would print a traceback of its
+    own."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def close(self) -> None:
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            self._channel.close()
 
 
 class Busy(Exception):

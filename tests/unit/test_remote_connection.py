@@ -16,6 +16,7 @@ from pathlib import Path
 
 import paramiko
 import pytest
+from paramiko.common import OPEN_FAILED_RESOURCE_SHORTAGE
 
 from dflashctl.errors import HostKeyChanged, Unreachable, UsageError
 from dflashctl.remote.channel import CallTimeout
@@ -25,7 +26,7 @@ from dflashctl.remote.known_hosts import fingerprint, line_for
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from remote_box import Box, Server, new_key
+from remote_box import Box, ForwardingSession, Server, new_key
 
 
 @pytest.fixture
@@ -45,6 +46,18 @@ def connection(box: Box) -> Iterator[SshConnection]:
 def test_stdout_stderr_and_exit_status_are_kept_apart(connection: SshConnection) -> None:
     finished = connection.run(["sh", "-c", "cat; echo err >&2; exit 7"], stdin=b"in\0put", timeout_s=10)
     assert (finished.exit_status, finished.stdout, finished.stderr) == (7, b"in\0put", b"err\n")
+
+
+def test_stdin_may_come_in_pieces_over_time(connection: SshConnection) -> None:
+    heard = threading.Event()
+
+    def pieces() -> Iterator[bytes]:
+        yield b"one\n"
+        assert heard.wait(10)  # it arrived before the second one was made
+        yield b"two\n"
+
+    finished = connection.run(["cat"], stdin=pieces(), timeout_s=20, on_stdout=lambda data: heard.set())
+    assert finished.stdout == b"one\ntwo\n"
 
 
 def test_one_connection_serves_many_commands(box: Box, connection: SshConnection) -> None:
@@ -100,6 +113,26 @@ def test_several_channels_at_once_from_threads(box: Box, connection: SshConnecti
     with ThreadPoolExecutor(8) as pool:
         assert sorted(pool.map(work, range(8))) == [f"{n}\n".encode() for n in range(8)]
     assert time.monotonic() - started < 2.0  # one after the other it would be 2.4
+    assert box.server.accepted == 1
+
+
+def test_more_threads_than_the_server_takes_sessions_wait_for_each_other(box: Box) -> None:
+    class Narrow(ForwardingSession):
+        """MaxSessions 2."""
+
+        def check_channel_request(self, kind: str, chanid: int) -> int:
+            if len(self.transport._channels) >= 2:
+                return OPEN_FAILED_RESOURCE_SHORTAGE
+            return super().check_channel_request(kind, chanid)
+
+    box.server.session = Narrow
+    connection = SshConnection(box.target)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            work = [pool.submit(connection.run, ["sleep", "0.3"], timeout_s=30) for _ in range(6)]
+            assert [each.result(30).exit_status for each in work] == [0] * 6
+    finally:
+        connection.close()
     assert box.server.accepted == 1
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,18 @@ def test_50_mb_on_both_streams_with_stdin_at_once(engine: LocalEngine) -> None:
 
 def test_stdin_that_nobody_reads_does_not_hang(engine: LocalEngine) -> None:
     assert engine.run(["true"], stdin=b"z" * 8_000_000, timeout_s=10).exit_code == 0
+
+
+def test_stdin_may_come_in_pieces_over_time(engine: LocalEngine) -> None:
+    heard = threading.Event()
+
+    def pieces() -> Iterator[bytes]:
+        yield b"one\n"
+        assert heard.wait(10)  # it arrived before the second one was made
+        yield b"two\n"
+
+    done = engine.run_on_host(["cat"], stdin=pieces(), timeout_s=20, on_stdout=lambda data: heard.set())
+    assert done.stdout == b"one\ntwo\n"
 
 
 def test_a_deadline_says_that_it_may_still_be_running(engine: LocalEngine) -> None:
