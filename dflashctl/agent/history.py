@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List
 
-from . import logscan, proc, runfacts
+from . import logknown, proc, runfacts
 from .observe import facts_of
 from .pick import one_run
 from .runfolder import RunFolder
@@ -27,7 +27,7 @@ def list_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     processes = proc.table()
     if request.get("one"):
         run = one_run(request)
-        known = [logscan.Known(row) for row in request.get("known") or []]
+        known = [logknown.Known(row) for row in request.get("known") or []]
         facts = facts_of(run, known, None, None, processes, processes, proc.tagged(processes))
         return {"now": runfacts.now(), "runs": [facts], "detail": detail(run)}
     everything = all_runs(str(request["state_dir"]))

@@ -1,41 +1,45 @@
 """What a log says about trouble: exceptions, known failures, the last step. Bounded, and able to go on later.
 
-A log may have gigabytes. Its first part is read because the first failure is the cause of the others, its
-last part because it tells about now; what lies between is skipped and said so. `resume` of one answer, handed
-back with the next question, makes the next scan read new bytes only (`status --watch`).
+A log may have gigabytes. It is read block by block from its beginning (the first failure is the cause of the
+others) for as long as the time allows; its last part is read in any case, because it tells about now. What
+lies between is skipped and said so. `resume` of one answer, handed back with the next question, makes the
+next scan read new bytes only (`status --watch`).
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
+import zlib
 from typing import Any, Dict, List, Optional, Pattern, Tuple
 
+from .logknown import Known, Matcher, line_around
+
 HEAD_BYTES = 1 * 2**20
+"""Read whatever the time says."""
 TAIL_BYTES = 4 * 2**20
-COUNT_BYTES = 512 * 2**20
-"""Newlines are counted in at most so much of the skipped part; beyond, later line numbers are unknown."""
+BLOCK_BYTES = 1 * 2**20
+BUDGET_S = 1.0
+"""For what lies between; an ordinary log makes about 100 MB in this time."""
+COUNT_S = 1.0
+"""Newlines of the skipped part are counted for so long (about 1 GB); beyond, line numbers are unknown."""
 OPEN_BYTES = 64 * 2**10
 """A traceback at the log's end may still be being written; so much is read again next time."""
 TEXT_CHARS = 300
+MARK_BYTES = 1024
+"""So much before the point where a scan ended is remembered by its checksum: a log that was cut and has grown
+past that point again must not be taken for the old one."""
+STEP_BYTES = 256 * 2**10
 
 _TRACEBACK = b"Traceback (most recent call last)"
+_CHAIN_WORD = b"above exception"
 _CHAINED = (
     b"During handling of the above exception, another exception occurred",
     b"The above exception was the direct cause of the following exception",
 )
 
 Hit = Dict[str, Any]
-
-
-class Known:
-    """A compiled row of the table of known failures."""
-
-    def __init__(self, row: Dict[str, Any]) -> None:
-        self.name = str(row["name"])
-        self.pattern: Pattern[bytes] = re.compile(str(row["pattern"]).encode("ascii"), re.M)
-        unless = row.get("unless")
-        self.unless: Optional[Pattern[bytes]] = re.compile(str(unless).encode("ascii")) if unless else None
 
 
 class Counts:
@@ -58,58 +62,43 @@ class Counts:
             "step": self.step,
         }
 
-    def feed(self, data: bytes, known: List[Known], step: Optional[Pattern[bytes]]) -> None:
-        """Whole lines (the last may lack its newline)."""
+    def feed(self, data: bytes, known: Matcher, step: Optional[Pattern[bytes]], look_back: int) -> None:
+        """Whole lines (the last may lack its newline). A step is looked for in the last `look_back` bytes."""
         # A chain of tracebacks is one exception. A chain may be cut between two calls: the sum still holds.
-        self.exceptions += data.count(_TRACEBACK) - sum(data.count(each) for each in _CHAINED)
-        header = data.find(_TRACEBACK) if self.first_exception is None else -1
+        headers = data.count(_TRACEBACK)
+        if headers or _CHAIN_WORD in data:
+            self.exceptions += headers - sum(data.count(each) for each in _CHAINED)
+        header = data.find(_TRACEBACK) if headers and self.first_exception is None else -1
         if header >= 0:
             at, text = exception_after(data, header)
             self.first_exception = {"line": self._line(data, at), "text": text}
-        for row in known:
-            self._match(row, data)
-        if step is not None:
-            self.step = last_step(data, step, self.step)
-        if self.lines is not None:
-            self.lines += data.count(b"\n")
-
-    def _match(self, row: Known, data: bytes) -> None:
-        last_end = -1
-        for found in row.pattern.finditer(data):
-            begin, end = line_around(data, found.start())
-            if begin < last_end:
-                continue  # a line counts once
-            last_end = end
-            if row.unless is not None and row.unless.search(data, begin, end):
-                continue
+        for row, begin, end in known.lines(data):
             hit = self.known.get(row.name)
             if hit is None:
                 text = show(data[begin:end])
                 self.known[row.name] = {"count": 1, "line": self._line(data, begin), "text": text}
             else:
                 hit["count"] += 1
+        if step is not None:
+            self.step = last_step(data, step, self.step, look_back)
+        if self.lines is not None:
+            self.lines += data.count(b"\n")
 
     def _line(self, data: bytes, at: int) -> Optional[int]:
         return None if self.lines is None else self.lines + data.count(b"\n", 0, at) + 1
 
     def skip(self, file: Any, count: int) -> None:
         """Pass over `count` bytes, keeping the line number where that is affordable."""
-        if count > COUNT_BYTES or self.lines is None:
-            file.seek(count, os.SEEK_CUR)
-            self.lines = None
-            return
-        while count > 0:
+        until = time.monotonic() + COUNT_S
+        while count > 0 and self.lines is not None:
             data = file.read(min(count, 2**20))
             if not data:
                 return
             self.lines += data.count(b"\n")
             count -= len(data)
-
-
-def line_around(data: bytes, at: int) -> Tuple[int, int]:
-    begin = data.rfind(b"\n", 0, at) + 1
-    end = data.find(b"\n", at)
-    return begin, len(data) if end < 0 else end
+            if count > 0 and time.monotonic() > until:
+                self.lines = None
+        file.seek(count, os.SEEK_CUR)
 
 
 def show(line: bytes) -> str:
@@ -146,10 +135,12 @@ def exception_after(data: bytes, header: int) -> Tuple[int, str]:
     return begin, show(data[header:end])
 
 
-def last_step(data: bytes, pattern: Pattern[bytes], before: Optional[int]) -> Optional[int]:
-    """The step of the last line that the recipe's `step_regex` finds, in the last 256 KiB of the data."""
+def last_step(
+    data: bytes, pattern: Pattern[bytes], before: Optional[int], look_back: int = STEP_BYTES
+) -> Optional[int]:
+    """The step of the last line that the recipe's `step_regex` finds, in the last `look_back` bytes."""
     found = None
-    for found in pattern.finditer(data, max(len(data) - 256 * 2**10, 0)):  # noqa: B007
+    for found in pattern.finditer(data, max(len(data) - look_back, 0)):  # noqa: B007
         pass
     try:
         return int(found.group("step")) if found else before
@@ -176,50 +167,78 @@ def scan(
     resume: Optional[Dict[str, Any]] = None,
     head_bytes: int = HEAD_BYTES,
     tail_bytes: int = TAIL_BYTES,
+    block_bytes: int = BLOCK_BYTES,
+    budget_s: float = BUDGET_S,
 ) -> Dict[str, Any]:
     """Findings in the log from byte `start` on.
 
     `lines` numbers are those of the whole file, as an editor shows them. Returns as_json() of the counts with
     `skipped_bytes`, and `resume`: handed back, the answer is that of a whole scan, at the price of the new
-    bytes (a file that was replaced or cut is scanned anew). Raises OSError.
+    bytes (a file that was replaced, or cut, is scanned anew). Raises OSError.
     """
+    matcher, until = Matcher(known), time.monotonic() + budget_s
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
-        counts, offset, skipped = Counts(), min(start, status.st_size), 0
-        if resume and resume.get("inode") == status.st_ino and resume.get("offset", 0) <= status.st_size:
+        size = status.st_size
+        counts, offset, skipped = Counts(), min(start, size), 0
+        if resume and is_same(file, status, resume):
             counts, offset, skipped = Counts(resume["counts"]), resume["offset"], resume["skipped_bytes"]
             file.seek(offset)
         else:
             counts.skip(file, offset)
-        size = status.st_size
-        if size - offset > head_bytes + tail_bytes:
-            head = whole_lines(file.read(head_bytes))
-            counts.feed(head, known, step)
-            file.seek(offset + len(head))
-            over = size - tail_bytes - (offset + len(head))
-            counts.skip(file, over)
-            skipped += over
-            offset = size - tail_bytes
-        data = file.read(size - offset)
+        first, held = offset, b""
+        while True:
+            done = file.tell()
+            over = size - tail_bytes - done
+            if over > 0 and done - first >= head_bytes and time.monotonic() >= until:
+                # The held part is an unfinished line or traceback: what is known of it is all there will be.
+                counts.feed(held, matcher, step, len(held))
+                held = b""
+                counts.skip(file, over)
+                skipped += over
+                continue
+            block = file.read(min(block_bytes, size - done))
+            data = held + block
+            if not block:
+                break
+            whole = settled(data, block_bytes)
+            counts.feed(whole, matcher, step, STEP_BYTES if over <= 0 else STEP_BYTES // 16)
+            held = data[len(whole) :]
+            offset = done + len(block) - len(held)
+        mark = mark_before(file, offset)
     # What may still grow is counted now, and read again next time.
-    done = whole_lines(data, b"")
-    opened = done.rfind(_TRACEBACK, max(len(done) - OPEN_BYTES, 0))
-    if opened >= 0:
-        done = done[: line_around(done, opened)[0]]
-    counts.feed(done, known, step)
     resume = {
         "inode": status.st_ino,
-        "offset": offset + len(done),
+        "offset": offset,
+        "mark": mark,
         "counts": Counts(counts.as_json()).as_json(),
         "skipped_bytes": skipped,
     }
-    counts.feed(data[len(done) :], known, step)
+    counts.feed(held, matcher, step, len(held))
     answer = counts.as_json()
     answer.update(skipped_bytes=skipped, resume=resume)
     return answer
 
 
-def whole_lines(data: bytes, otherwise: Optional[bytes] = None) -> bytes:
-    """Up to the last newline; without one, `otherwise` (by default all of it)."""
+def settled(data: bytes, longest: int = BLOCK_BYTES) -> bytes:
+    """The part that cannot change its meaning by what follows: whole lines, without a traceback at the end
+    that may still be being written. A line of `longest` bytes is taken as it is."""
     end = data.rfind(b"\n") + 1
-    return data[:end] if end else (data if otherwise is None else otherwise)
+    if not end:
+        return data if len(data) >= longest else b""
+    opened = data.rfind(_TRACEBACK, max(end - OPEN_BYTES, 0), end)
+    return data[: end if opened < 0 else line_around(data, opened)[0]]
+
+
+def mark_before(file: Any, offset: int) -> int:
+    """A checksum of the bytes before `offset`."""
+    begin = max(offset - MARK_BYTES, 0)
+    return zlib.crc32(os.pread(file.fileno(), offset - begin, begin))
+
+
+def is_same(file: Any, status: os.stat_result, resume: Dict[str, Any]) -> bool:
+    """Is this the file that an earlier scan read, grown?"""
+    offset = int(resume.get("offset") or 0)
+    if resume.get("inode") != status.st_ino or offset > status.st_size:
+        return False
+    return resume.get("mark") == mark_before(file, offset)

@@ -10,7 +10,7 @@ import statistics
 import time
 from typing import Any, Dict, List, Optional
 
-from . import logscan, proc
+from . import logknown, logscan, proc
 from .runfolder import RunFolder, read_lines
 
 METRICS_TAIL_BYTES = 256 * 2**10
@@ -133,9 +133,10 @@ def log_size(run: RunFolder, record: Dict[str, Any]) -> Optional[int]:
 def log_facts(
     run: RunFolder,
     record: Dict[str, Any],
-    known: List[logscan.Known],
+    known: List[logknown.Known],
     resume: Optional[Dict[str, Any]],
     size_before: Optional[int],
+    scan_s: float,
 ) -> Dict[str, Any]:
     """Growth since `size_before`, and what logscan finds in this run's part."""
     path = run.log_path(record)
@@ -149,6 +150,7 @@ def log_facts(
             known,
             step=logscan.compile_step(observed.get("step_regex") if isinstance(observed, dict) else None),
             resume=resume,
+            budget_s=scan_s,
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         answer["problem"] = "%s: %s" % (type(error).__name__, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflashctl.agent import logscan
+from dflashctl.agent import logknown, logscan
 from dflashctl.runs import known
 
-ROWS = [logscan.Known(row) for row in known.patterns()]
+ROWS = [logknown.Known(row) for row in known.patterns()]
 STEP = re.compile(rb"step (?P<step>\d+)")
 
 TLS = """\
@@ -99,11 +100,27 @@ def test_a_traceback_still_being_written_is_counted_and_completed_later(tmp_path
 def test_the_middle_of_a_long_log_is_skipped_and_said_so(tmp_path: Path) -> None:
     filler = b"x" * 99 + b"\n"
     text = TLS.encode() + filler * 1000 + CHAIN.encode() + filler * 1000 + b"CUDA out of memory\nstep 77\n"
-    found = scan(tmp_path, text, head_bytes=10_000, tail_bytes=10_000)
-    assert found["skipped_bytes"] == len(text) - 20_000 + 10_000 - len(text[:10_000].rpartition(b"\n")[0]) - 1
+    found = scan(tmp_path, text, head_bytes=10_000, tail_bytes=10_000, block_bytes=10_000, budget_s=0)
+    assert found["skipped_bytes"] == len(text) - 20_000
     assert found["exceptions"] == 1, "the chain lies in the part that was not read"
     assert found["known"]["cuda-oom"]["line"] == 8 + 2000 + 12
     assert found["step"] == 77
+
+
+def test_with_time_the_middle_is_read_as_well(tmp_path: Path) -> None:
+    filler = b"x" * 99 + b"\n"
+    text = filler * 1000 + CHAIN.encode() + filler * 1000
+    found = scan(tmp_path, text, head_bytes=10_000, tail_bytes=10_000, block_bytes=10_000, budget_s=60)
+    assert found["skipped_bytes"] == 0
+    assert found["first_exception"] == {"line": 1004, "text": "KeyError: 'x'"}
+
+
+@pytest.mark.parametrize("block", [150, 333, 1000])
+def test_blocks_of_any_size_find_the_same(tmp_path: Path, block: int) -> None:
+    text = "step 1\n" + TLS + "10%\r20%\rCUDA out of memory\n" + CHAIN * 2 + "step 9\n" + TLS
+    whole = scan(tmp_path, text)
+    cut = scan(tmp_path, text, head_bytes=block, tail_bytes=block, block_bytes=block, budget_s=60)
+    assert {**cut, "resume": None} == {**whole, "resume": None}
 
 
 def test_a_known_line_counts_once_however_often_it_matches(tmp_path: Path) -> None:
@@ -126,6 +143,8 @@ def test_hostile_bytes_stay_one_short_line(tmp_path: Path) -> None:
 def test_a_replaced_or_cut_file_is_scanned_anew(tmp_path: Path) -> None:
     first = scan(tmp_path, TLS * 4)
     assert scan(tmp_path, "step 5\n", resume=first["resume"])["exceptions"] == 0
+    regrown = "step 6\n" + "x" * len(TLS) * 5 + "\n" + CHAIN
+    assert scan(tmp_path, regrown, resume=first["resume"])["exceptions"] == 1, "cut, then past the old end"
     (tmp_path / "log").rename(tmp_path / "old")
     assert scan(tmp_path, TLS * 9, resume=first["resume"])["exceptions"] == 9
 
@@ -158,3 +177,54 @@ def test_many_scans_find_what_one_finds(
     assert {key: many[key] for key in many if key != "resume"} == {
         key: one[key] for key in one if key != "resume"
     }
+
+
+SHAPED = [
+    "step 118 loss 2.31 12,034 tok/s",
+    "  12%|███       | 12/100 [00:01<00:09]\r 13%|███       | 13/100",
+    "ECC errors: 0 volatile, 1 aggregate",
+    "kernel 79 and 9 of 31",
+]
+LINES = st.lists(st.sampled_from([*(row.example for row in known.table()), *SHAPED]) | st.text(max_size=40))
+
+
+@settings(max_examples=200, deadline=None)
+@given(LINES, LINES)
+def test_the_fast_search_finds_what_each_row_finds(first: list[str], second: list[str]) -> None:
+    """Line by line with each row's own pattern, against shapes and branches; the second call knows shapes."""
+    matcher = logknown.Matcher(ROWS)
+    for lines in (first, second):
+        data = "\n".join(lines).encode()
+        plain = [(row.name, line) for line in data.split(b"\n") for row in ROWS if row.finds(line)]
+        found = [(row.name, data[begin:end]) for row, begin, end in matcher.lines(data)]
+        assert sorted(found) == sorted(plain)
+
+
+def test_digits_of_a_pattern_are_kept_where_they_count() -> None:
+    row = logknown.Known({"name": "x", "pattern": r"Xid: (79|95)\b|exit -9 [1-3]|a\|b9", "unless": ""})
+    matcher = logknown.Matcher([row])
+    data = b"Xid: 78\nXid: 95\nexit -9 4\nexit -9 3\na|b8\na|b9\na\n"
+    assert [data[a:b] for _, a, b in matcher.lines(data)] == [b"Xid: 95", b"exit -9 3", b"a|b9"]
+    odd = logknown.Known({"name": "y", "pattern": r"x\d{2}y", "unless": ""})
+    assert [b for _, _, b in logknown.Matcher([odd]).lines(b"x12y\nx1y")] == [4]
+
+
+def test_branches_are_the_choices_at_the_top() -> None:
+    assert logknown.branches(r"a|b(c|d)|[|]e\|f") == ["a", "b(c|d)", r"[|]e\|f"]
+
+
+@pytest.mark.parametrize("kind", ["steps", "every line another"])
+def test_a_megabyte_is_searched_in_a_few_hundredths_of_a_second(tmp_path: Path, kind: str) -> None:
+    """About 10 ms for an ordinary log, 50 ms for one without any repetition; ten times that fails here."""
+    rng = random.Random(0)
+    lines = (
+        (f"step {n} loss {4 / (n + 1):.4f} lr 1.0e-4 tokens/s 12034 mem 64.31 GiB" for n in range(150_000))
+        if kind == "steps"
+        else ("".join(rng.choices("abcdefgh ijkl/._", k=70)) for _ in range(60_000))
+    )
+    path = tmp_path / "log"
+    path.write_text("\n".join(lines))
+    before = time.process_time()
+    logscan.scan(str(path), 0, ROWS, step=STEP, budget_s=60)
+    spent = time.process_time() - before
+    assert spent / (path.stat().st_size / 2**20) < (0.1 if kind == "steps" else 0.5)
