@@ -61,21 +61,21 @@ def trust(
     from dflashctl.config import load_hosts
     from dflashctl.remote.trust import target_for
     from dflashctl.remote.trust import trust as take_up
-    from dflashctl.render.table import say
+    from dflashctl.render.text import line
 
     target = target_for(load_hosts().host(name))
     for finding in take_up(target, lambda found: _agreed(found, fingerprint, yes), replace=replace):
         if finding.known:
-            say(f"{finding.offered.name}  {finding.offered}  already known")
+            print(line(f"{finding.offered.name}  {finding.offered}  already known"))
         else:
-            say(f"{finding.offered.name}  {finding.offered}  stored in {finding.file}")
+            print(line(f"{finding.offered.name}  {finding.offered}  stored in {finding.file}"))
 
 
 def _agreed(finding: Finding, fingerprints: list[str] | None, yes: bool) -> bool:
     """Whether to store: by the fingerprint given, by --yes, or by asking."""
     from dflashctl.errors import HostKeyChanged, UsageError
     from dflashctl.remote.known_hosts import fingerprint as print_of
-    from dflashctl.render.table import say
+    from dflashctl.render.text import line
 
     offered = finding.offered
     if fingerprints:
@@ -85,7 +85,8 @@ def _agreed(finding: Finding, fingerprints: list[str] | None, yes: bool) -> bool
             f"{offered.name} shows {offered}, which is not {' or '.join(fingerprints)}",
             next="do not connect before you know why",
         )
-    say(finding.before or f"the host key of {offered.name} is {offered}", file=sys.stderr)
+    shown = finding.before or f"the host key of {offered.name} is {offered}"
+    print(line(shown), file=sys.stderr)
     if yes:
         return True
     if not sys.stdin.isatty():
@@ -93,7 +94,7 @@ def _agreed(finding: Finding, fingerprints: list[str] | None, yes: bool) -> bool
             f"{offered.name} shows {offered}, and there is no terminal to ask whether that is right",
             next="give --fingerprint SHA256:... (best), or --yes",
         )
-    say("On the machine itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", file=sys.stderr)
+    print("on the machine itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", file=sys.stderr)
     return typer.confirm(f"store the key of {offered.name}?", default=False, err=True)
 
 

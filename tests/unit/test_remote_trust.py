@@ -26,6 +26,7 @@ from remote_box import Box, new_key
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
     monkeypatch.setenv("HOME", str(tmp_path / "home-of-me"))
     monkeypatch.setenv("DFLASHCTL_LOG", str(tmp_path / "log"))
+    monkeypatch.delenv("COLUMNS", raising=False)
     made = Box(tmp_path)
     made.known_hosts.unlink()
     yield made
