@@ -106,7 +106,7 @@ def look_up(pid: int) -> Optional[Dict[str, Any]]:
         "pidns": proc.pid_namespace(pid),
         "cgroup": _cgroup(pid),
         "uid": uid,
-        "user": _user(uid),
+        "user": user_name(uid),
         "comm": process.comm,
         "cmdline": proc.cmdline(pid),
     }
@@ -120,7 +120,8 @@ def _cgroup(pid: int) -> str:
         return ""
 
 
-def _user(uid: Optional[int]) -> str:
+def user_name(uid: Optional[int]) -> str:
+    """The name of a uid here; the number when it has none (a container's uid seen from the host)."""
     if uid is None:
         return "?"
     try:

@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional
 
 from . import proc
 from .release import current_release, read_manifest
-from .runfolder import list_runs, read_json, write_json
+from .runfolder import RunFolder, list_runs, read_json, write_json
 
 BASELINES = "gpu_idle.json"
 
@@ -70,6 +70,18 @@ def inside_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     }
     facts.update(proc.here())
     return facts
+
+
+def run_of_pid(state_dir: str, pid: int, processes: proc.Table) -> Optional[RunFolder]:
+    """The run whose family (or supervisor) this process is; None for a stranger."""
+    tagged = proc.tagged(processes)
+    for run in list_runs(state_dir):
+        top = proc.living(run.identities()[0], processes)
+        if top is not None and top.pid == pid:
+            return run
+        if any(one.pid == pid for one in run.family(processes, tagged)):
+            return run
+    return None
 
 
 def _member(process: proc.Process) -> Dict[str, Any]:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Optional
 
 from . import AgentError, proc
+from .compilecache import compile_cache
 from .payload import payload_bytes
 from .runfolder import TAG_PATTERN, RunFolder, folder_of, list_runs, unfinished_runs, write_bytes
 from .spawn import STARTED_S, find_supervisor, spawn_supervisor
@@ -165,6 +166,7 @@ def _write_folder(run: RunFolder, record: Dict[str, Any], recipe_yaml: str) -> N
     write_bytes(run.file("supervisor.pyz"), payload_bytes())
     body = dict(record)
     body.update(id=run.id, created_at=time.time(), log_start=0)
+    body["compile_cache"] = compile_cache(dict(record.get("env") or {}))
     body.update(proc.here())
     run.write("record.json", body)
 

@@ -34,6 +34,8 @@ OPS: Dict[str, str] = {
     "launch": "launch:launch",
     "wait_end": "waiting:wait_end",
     "stop": "stop:stop",
+    "look_process": "onepid:look_process",
+    "stop_process": "onepid:stop_process",
     "observe": "observe:observe",
     "read_log": "logs:read_log",
     "list_runs": "history:list_runs",

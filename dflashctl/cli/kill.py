@@ -34,6 +34,15 @@ GraceOption = Annotated[
 ]
 
 
+PidOption = Annotated[
+    int | None,
+    typer.Option(
+        "--pid", min=2, help="A process inside that belongs to no run (see gpu).", show_default=False
+    ),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="With --pid: do not ask.")]
+
+
 @dataclass(frozen=True)
 class Wishes:
     tag: str | None
@@ -50,6 +59,8 @@ def kill(
     everything: AllOption = False,
     reason: ReasonOption = "",
     grace: GraceOption = None,
+    pid: PidOption = None,
+    yes: YesOption = False,
     host: HostOption = None,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
@@ -61,12 +72,18 @@ def kill(
     from dflashctl.errors import UsageError
     from dflashctl.remote.factory import open_engine
 
-    if everything and tag is not None:
-        raise UsageError("either a tag or --all, not both")
+    if sum((everything, tag is not None, pid is not None)) > 1:
+        raise UsageError("give only one of a tag, --all and --pid")
+    if yes and pid is None:
+        raise UsageError("--yes belongs to --pid: a run is ended without a question")
     wishes = Wishes(tag, everything, reason, grace, dry_run, json)
 
     def one(machine: Host) -> Outcome:
         with open_engine(machine) as engine:
+            if pid is not None:
+                from dflashctl.cli.killpid import kill_pid
+
+                return kill_pid(engine, pid, yes=yes, dry_run=dry_run, grace_s=grace, json=json)
             return _kill(engine, wishes)
 
     each_host(load_hosts().hosts(host), one, json=json, schema="dflashctl.kill/1")

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+LOOK_EVERY_S = 5.0
+"""With --wait-idle."""
+
 TagOption = Annotated[
     str, typer.Option("--tag", "-t", help="Names the experiment; the recipe's variant of that name applies.")
 ]
@@ -29,6 +32,11 @@ GpusOption = Annotated[
     str | None,
     typer.Option("--gpus", help="3 (any three idle), 5,6,7, 0-4, 5, (one), UUIDs, none.", show_default=False),
 ]
+WaitIdleOption = Annotated[
+    str | None,
+    typer.Option("--wait-idle", help="Wait so long for idle GPUs: 90s, 10m, 2h.", show_default=False),
+]
+CacheOption = Annotated[bool, typer.Option("--fresh-cache", help="Give the run an empty compile cache.")]
 BusyOption = Annotated[bool, typer.Option("--allow-busy", help="Take GPUs that others hold, too.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code 7 if the run failed.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="A note for the record.", show_default=False)]
@@ -38,6 +46,8 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="A note for the reco
 class Wishes:
     gpus: Wish
     allow_busy: bool
+    wait_idle_s: float
+    fresh_cache: bool
     wait: bool
     reason: str
     dry_run: bool
@@ -51,6 +61,8 @@ def launch(
     host: HostOption = None,
     gpus: GpusOption = None,
     allow_busy: BusyOption = False,
+    wait_idle: WaitIdleOption = None,
+    fresh_cache: CacheOption = False,
     wait: WaitOption = False,
     reason: ReasonOption = "",
     dry_run: DryRunOption = False,
@@ -64,12 +76,22 @@ def launch(
     from dflashctl.config import load_hosts, load_recipe, resolve
     from dflashctl.gpus.choose import wish_of
     from dflashctl.remote.factory import open_engine
+    from dflashctl.runs.durations import parse_duration
     from dflashctl.runs.launch import collect_secrets
 
     hosts = load_hosts()
     resolved = resolve(load_recipe(recipe, hosts), tag)
     secrets = collect_secrets(resolved.launch.secrets, os.environ)
-    wishes = Wishes(wish_of(resolved.launch.gpus, gpus), allow_busy, wait, reason, dry_run, json)
+    wishes = Wishes(
+        gpus=wish_of(resolved.launch.gpus, gpus),
+        allow_busy=allow_busy,
+        wait_idle_s=parse_duration(wait_idle, option="--wait-idle") if wait_idle and not dry_run else 0.0,
+        fresh_cache=fresh_cache,
+        wait=wait,
+        reason=reason,
+        dry_run=dry_run,
+        json=json,
+    )
 
     def one(machine: Host) -> Outcome:
         with open_engine(machine) as engine:
@@ -82,23 +104,22 @@ def _launch(engine: Engine, recipe: ResolvedRecipe, secrets: dict[str, str], wis
     from dflashctl.agent.runfolder import new_id
     from dflashctl.cli.eachhost import Outcome
     from dflashctl.cli.launchtext import show_answer, show_plan
-    from dflashctl.gpus.facts import read_facts
     from dflashctl.runs import launching
-    from dflashctl.runs.launch import check_before, plan_launch
+    from dflashctl.runs.launch import plan_launch
     from dflashctl.runs.person import person
 
+    facts, gpus = _facts_and_gpus(engine, recipe, wishes)
     began = time.monotonic()
-    facts = read_facts(engine, samples=1 if wishes.gpus.none else engine.host.gpus.idle.samples)
-    check_before(engine.host, recipe, facts.inside)
     plan = plan_launch(
         engine.host,
         recipe,
         run_id=new_id(),
         inside=facts.inside,
-        gpus=_choose(facts, wishes),
+        gpus=gpus,
         created_by=person(),
         allow_busy=wishes.allow_busy,
         reason=wishes.reason,
+        fresh_cache=wishes.fresh_cache,
     )
     if wishes.dry_run:
         return Outcome(show_plan(plan, quiet=wishes.json))
@@ -127,25 +148,41 @@ def _wait(engine: Engine, plan: LaunchPlan, document: dict[str, Any], wishes: Wi
     return Outcome({**document, "exit": end.exit}, show_end(plan, end, quiet=wishes.json))
 
 
-def _choose(facts: Facts, wishes: Wishes) -> tuple[Gpu, ...]:
-    """The GPUs; a refusal shows the table first."""
+def _facts_and_gpus(engine: Engine, recipe: ResolvedRecipe, wishes: Wishes) -> tuple[Facts, tuple[Gpu, ...]]:
+    """What is there, and the GPUs for the run; a refusal shows the table first. Looks again while --wait-idle
+    lasts."""
     import sys
 
     from dflashctl.cli.gputable import print_gpus
     from dflashctl.errors import GpusBusy
     from dflashctl.gpus.choose import choose
+    from dflashctl.gpus.facts import read_facts
+    from dflashctl.render.text import duration
+    from dflashctl.runs.launch import check_before
 
-    try:
-        chosen = choose(facts.box, wishes.gpus, allow_busy=wishes.allow_busy)
-    except GpusBusy:
-        print_gpus(facts.box, sys.stderr)
-        raise
+    until = time.monotonic() + wishes.wait_idle_s
+    said = False
+    while True:
+        facts = read_facts(engine, samples=1 if wishes.gpus.none else engine.host.gpus.idle.samples)
+        check_before(engine.host, recipe, facts.inside)
+        try:
+            chosen = choose(facts.box, wishes.gpus, allow_busy=wishes.allow_busy)
+            break
+        except GpusBusy as error:
+            left = until - time.monotonic()
+            if left <= 0:
+                print_gpus(facts.box, sys.stderr)
+                raise
+            if not said:
+                _warn(f"waiting up to {duration(left)} for GPUs: {error.what}")
+                said = True
+            time.sleep(min(LOOK_EVERY_S, left))
     for warning in facts.box.warnings if chosen else ():
         _warn(f"warning: {warning}")
     for gpu in chosen:
         if gpu.busy:
             _warn(f"warning: GPU {gpu.index} is taken although it is not idle: {gpu.busy}")
-    return chosen
+    return facts, chosen
 
 
 def _warn(text: str) -> None:

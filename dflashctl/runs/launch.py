@@ -57,8 +57,12 @@ def plan_launch(
     created_by: str,
     allow_busy: bool = False,
     reason: str = "",
+    fresh_cache: bool = False,
 ) -> LaunchPlan:
-    """Raises UsageError (a placeholder without a value, CUDA_VISIBLE_DEVICES set by hand)."""
+    """`fresh_cache`: the run compiles into a folder of its own, whatever others have compiled before.
+
+    Raises UsageError (a placeholder without a value, CUDA_VISIBLE_DEVICES set by hand).
+    """
     release = inside.get("release") if recipe.deploy is not None else None
     release_dir = posixpath.join(host.code_root, "releases", release) if release else None
     run_dir = posixpath.join(host.state_dir, "runs", run_id)
@@ -70,6 +74,7 @@ def plan_launch(
     if command[0] == "python":
         command[0] = host.python
     info = inside.get("release_info") or {}
+    caches = fresh_caches(run_dir) if fresh_cache else {}
     record = {
         "tag": recipe.tag,
         "recipe": recipe.name,
@@ -81,13 +86,13 @@ def plan_launch(
         "host": host.name,
         "command": command,
         "cwd": release_dir or host.workdir,
-        "env": environment(host, recipe, values, gpus, release_dir),
+        "env": environment(host, recipe, values, gpus, release_dir) | caches,
         "secrets": list(recipe.launch.secrets),
         "log": posixpath.normpath(fill(recipe.launch.log, values, key_path="launch.log")),
         "gpus": [{"index": gpu.index, "uuid": gpu.uuid} for gpu in gpus],
         "grace_s": recipe.launch.grace_s,
         "started_within_s": recipe.launch.started_within_s,
-        "observe": {"step_regex": recipe.observe.step_regex} if recipe.observe.step_regex else None,
+        "observe": recipe.observe.model_dump(exclude_defaults=True) or None,
     }
     return LaunchPlan(run_id, host.name, record, recipe.dump(), release_dir, host.state_dir, allow_busy)
 
@@ -162,6 +167,14 @@ def environment(
     made["DFLASH_RUN_ID"] = values["run_id"]
     made["DFLASH_TAG"] = values["tag"]
     return made
+
+
+def fresh_caches(run_dir: str) -> dict[str, str]:
+    """Where PyTorch's inductor and Triton keep what they compile: empty folders of this run."""
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": posixpath.join(run_dir, "compile_cache", "inductor"),
+        "TRITON_CACHE_DIR": posixpath.join(run_dir, "compile_cache", "triton"),
+    }
 
 
 def collect_secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lab_client import ssh
 
 if TYPE_CHECKING:
     from life_kit import Project
@@ -157,3 +158,34 @@ def test_ctrl_c_while_killing_can_be_repeated(project: Project) -> None:
     assert person.returncode == 130 and "Traceback" not in said
     assert "the end of deaf may go on over there: dflashctl status deaf" in said
     project.run("kill", "deaf", "--grace", "0")
+
+
+def test_an_orphan_of_no_run_is_shown_and_ended_by_its_pid(project: Project) -> None:
+    pid, other = project.stranger(2), project.stranger(3)
+    try:
+        shown = project.run("kill", "--pid", str(pid), "--dry-run").stdout
+        assert f"lab · pid {pid} inside, of no run" in shown and "GPUs     2\n" in shown
+        assert "nobody is there to ask" in project.run("kill", "--pid", str(pid), code=2, input="").stderr
+        assert project.held(2)
+        done = project.json("kill", "--pid", str(pid), "--yes")
+        assert (done["outcome"], done["signalled"], done["gpus"]) == ("killed", ["SIGTERM"], [2])
+        assert project.held(2) == [] and project.held(3)
+        run = project.launch("a", "--gpus", "1")
+        refused = project.run("kill", "--pid", str(run["pid"]), "--yes", code=8)
+        assert f"belongs to run {run['run']}" in refused.stderr and "dflashctl kill a" in refused.stderr
+    finally:
+        project.end(pid)
+        project.end(other)
+
+
+def test_a_container_that_was_restarted_names_nobody_of_today(project: Project) -> None:
+    """Its pids begin anew: those of the old run's files are other processes now."""
+    old = project.launch("a", "--gpus", "1")
+    assert ssh(project.endpoint, "pct stop 200 && pct start 200").returncode == 0
+    assert project.live() == {}
+    code = project.run("launch", "--tag", "a", "--gpus", "1", "--json").stdout
+    new = json.loads(code)
+    told = project.run("kill", old["run"])
+    assert "has already ended: it went without a trace" in told.stdout
+    assert project.live()["a"]["id"] == new["run"]
+    assert project.live()["a"]["leader"]["pid"] == new["pid"]

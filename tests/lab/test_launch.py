@@ -233,3 +233,28 @@ def test_a_full_disk_under_the_log_ends_neither_supervisor_nor_kill(project: Pro
         assert (run["outcome"], run["exit"]["cause"]) == ("killed", "killed")
     finally:
         project.inside("umount /workspace/small; rmdir /workspace/small")
+
+
+def test_waiting_for_idle_gpus_takes_them_when_they_are_free(project: Project) -> None:
+    pid = project.stranger(5)
+    waiting = project.popen("launch", "--tag", "a", "--gpus", "5,", "--wait-idle", "2m")
+    try:
+        time.sleep(3)
+        assert waiting.poll() is None and project.live() == {}
+        project.end(pid)
+        out, said = waiting.communicate(timeout=60)
+        assert waiting.returncode == 0 and "launched in" in out
+        assert "for GPUs: GPU 5: held by container process" in said
+    finally:
+        project.end(pid)
+        waiting.kill()
+        waiting.communicate()
+
+
+def test_a_fresh_cache_is_the_runs_own(project: Project) -> None:
+    launched = project.launch("a", "--gpus", "none", "--fresh-cache")
+    folder = f"/workspace/.dflashctl/runs/{launched['run']}"
+    environ = project.environ(launched["pid"])
+    assert f"TORCHINDUCTOR_CACHE_DIR={folder}/compile_cache/inductor" in environ
+    record = json.loads(project.inside(f"cat {folder}/record.json").stdout)
+    assert record["compile_cache"] == {"path": f"{folder}/compile_cache/inductor", "state": "cold"}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from dflashctl.agent import AgentError, launch, proc, runfolder, signals, spawn, waiting
+from dflashctl.agent.compilecache import compile_cache
 from dflashctl.config import resolve
 from dflashctl.config.hosts import Host
 from dflashctl.config.recipe import Recipe
@@ -22,6 +23,7 @@ from dflashctl.errors import Locked, NotFound, Unreachable, UsageError
 from dflashctl.gpus.idle import Gpu
 from dflashctl.gpus.smi import GpuReading
 from dflashctl.runs import launching
+from dflashctl.runs.durations import parse_duration
 from dflashctl.runs.ending import end_words, failed
 from dflashctl.runs.launch import LaunchPlan, check_before, collect_secrets, plan_launch
 
@@ -168,6 +170,27 @@ def test_without_a_deploy_there_is_nothing_to_launch() -> None:
     assert error.value.next == "dflashctl deploy --recipe threadwarm --host ct200"
 
 
+def test_a_fresh_cache_lies_in_the_runs_folder() -> None:
+    environ = plan(fresh_cache=True).record["env"]
+    folder = "/workspace/.dflashctl/runs/20260102T030405678-0a1b2c/compile_cache"
+    assert environ["TORCHINDUCTOR_CACHE_DIR"] == f"{folder}/inductor"
+    assert environ["TRITON_CACHE_DIR"] == f"{folder}/triton"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in plan().record["env"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("2d", 172800), (" 1m ", 60)]
+)
+def test_stretches_of_time(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1s", "1 0m", "10min", "1e3", "٣m", "nan"])
+def test_what_is_no_stretch_of_time(text: str) -> None:
+    with pytest.raises(UsageError, match="--wait-idle: cannot read"):
+        parse_duration(text, option="--wait-idle")
+
+
 def test_a_missing_secret_is_named_before_any_contact() -> None:
     assert collect_secrets(["A"], {"A": "1", "B": "2"}) == {"A": "1"}
     with pytest.raises(UsageError, match="HF_TOKEN is not set"):
@@ -252,6 +275,22 @@ def test_the_answer_and_the_record(box: Any) -> None:
     assert record["boot_id"] == proc.boot_id() and record["init_start"] == proc.init_start()
     assert abs(record["created_at"] - time.time()) < 20
     assert Path(box.run(answer).file("recipe.yaml")).read_text() == "version: 1\n"
+
+
+def test_the_record_says_whether_the_compile_cache_was_warm(box: Any) -> None:
+    cache = box.root / "cache"
+    environ = {"PATH": os.environ["PATH"], "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    states = []
+    for step in ("nothing", "empty folders", "a file"):
+        if step == "empty folders":
+            (cache / "ab").mkdir(parents=True)
+        if step == "a file":
+            (cache / "ab" / "kernel.py").write_text("x")
+        answer = box.launch(["true"], env=environ)
+        states.append(box.run(answer).record().value["compile_cache"])
+        box.wait(answer)
+    assert states == [{"path": str(cache), "state": state} for state in ("cold", "cold", "warm")]
+    assert compile_cache({"TMPDIR": "/elsewhere"})["path"].startswith("/elsewhere/torchinductor_")
 
 
 def test_asking_again_starts_nothing(box: Any) -> None:
