@@ -98,7 +98,7 @@ def _member(process: proc.Process) -> Dict[str, Any]:
 def release_info(code_root: str, release: Optional[str]) -> Dict[str, Any]:
     """What the run's record says about its code; {} when unknown."""
     manifest = read_manifest(code_root, release).value if release else None
-    return {key: (manifest or {}).get(key) for key in ("git", "deployed_at", "deployed_by")}
+    return {key: (manifest or {}).get(key) for key in ("git", "recipe", "deployed_at", "deployed_by")}
 
 
 def baselines(state_dir: str) -> Dict[str, Any]:

@@ -121,6 +121,8 @@ def _launch(engine: Engine, recipe: ResolvedRecipe, secrets: dict[str, str], wis
         reason=wishes.reason,
         fresh_cache=wishes.fresh_cache,
     )
+    for warning in plan.warnings:
+        _warn(f"warning: {warning}")
     if wishes.dry_run:
         return Outcome(show_plan(plan, quiet=wishes.json))
     try:

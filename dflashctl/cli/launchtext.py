@@ -96,7 +96,12 @@ def release_words(plan: LaunchPlan) -> str:
 def summary(plan: LaunchPlan) -> dict[str, Any]:
     record = plan.record
     kept = ("tag", "recipe", "variant", "release", "git", "gpus", "log")
-    return {"host": plan.host, "run": plan.run_id, **{key: record[key] for key in kept}}
+    return {
+        "host": plan.host,
+        "run": plan.run_id,
+        **{key: record[key] for key in kept},
+        "warnings": list(plan.warnings),
+    }
 
 
 def _rows(plan: LaunchPlan, rows: dict[str, str]) -> None:

@@ -28,6 +28,7 @@ class LaunchPlan:
     release_dir: str | None
     state_dir: str
     allow_busy: bool
+    warnings: tuple[str, ...] = ()
 
     def request(self, secrets: Mapping[str, str], settle_s: float) -> dict[str, Any]:
         """The operation `launch`. Secrets travel on stdin of the call and are in no record."""
@@ -94,7 +95,24 @@ def plan_launch(
         "started_within_s": recipe.launch.started_within_s,
         "observe": recipe.observe.model_dump(exclude_defaults=True) or None,
     }
-    return LaunchPlan(run_id, host.name, record, recipe.dump(), release_dir, host.state_dir, allow_busy)
+    return LaunchPlan(
+        run_id,
+        host.name,
+        record,
+        recipe.dump(),
+        release_dir,
+        host.state_dir,
+        allow_busy,
+        release_warnings(recipe.name, release, info),
+    )
+
+
+def release_warnings(recipe: str, release: str | None, info: Mapping[str, Any]) -> tuple[str, ...]:
+    """A release that was deployed for another recipe may lack what this one needs."""
+    deployed_for = info.get("recipe")
+    if not release or deployed_for in (None, recipe):
+        return ()
+    return (f"release {release[:8]} was deployed for recipe {deployed_for}, not for {recipe}",)
 
 
 def check_before(host: Host, recipe: ResolvedRecipe, inside: Mapping[str, Any]) -> None:

@@ -170,6 +170,15 @@ def test_without_a_deploy_there_is_nothing_to_launch() -> None:
     assert error.value.next == "dflashctl deploy --recipe threadwarm --host ct200"
 
 
+def test_a_release_that_was_deployed_for_another_recipe_is_said() -> None:
+    assert plan().warnings == ()
+    other = {**INSIDE, "release_info": {"recipe": "demo"}}
+    assert plan(inside=other).warnings == (
+        "release 7f3a91c2 was deployed for recipe demo, not for threadwarm",
+    )
+    assert plan(inside={**INSIDE, "release_info": {"recipe": "threadwarm"}}).warnings == ()
+
+
 def test_a_fresh_cache_lies_in_the_runs_folder() -> None:
     environ = plan(fresh_cache=True).record["env"]
     folder = "/workspace/.dflashctl/runs/20260102T030405678-0a1b2c/compile_cache"
