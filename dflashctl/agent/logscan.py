@@ -116,6 +116,8 @@ def exception_after(data: bytes, header: int) -> Tuple[int, str]:
     """
     begin, end = line_around(data, header)
     prefix = data[begin:header]
+    if data.find(b"\n" + prefix + b"  File ", end, end + OPEN_BYTES) < 0:
+        prefix = b""  # only the header has it: a time, or a line that had not ended
     source = b""
     position = end + 1
     for _ in range(2000):
@@ -172,9 +174,9 @@ def scan(
 ) -> Dict[str, Any]:
     """Findings in the log from byte `start` on.
 
-    `lines` numbers are those of the whole file, as an editor shows them. Returns as_json() of the counts with
-    `skipped_bytes`, and `resume`: handed back, the answer is that of a whole scan, at the price of the new
-    bytes (a file that was replaced, or cut, is scanned anew). Raises OSError.
+    `lines` numbers are those of the whole file, as an editor shows them. Returns as_json() of the counts,
+    `skipped_bytes`, `last_line`, and `resume`: handed back, the answer is that of a whole scan at the price
+    of the new bytes (a file that was replaced, or cut, is scanned anew). Raises OSError.
     """
     matcher, until = Matcher(known), time.monotonic() + budget_s
     with open(path, "rb") as file:
@@ -206,6 +208,7 @@ def scan(
             held = data[len(whole) :]
             offset = done + len(block) - len(held)
         mark = mark_before(file, offset)
+        last_line = read_last_line(file, start, size)
     # What may still grow is counted now, and read again next time.
     resume = {
         "inode": status.st_ino,
@@ -216,7 +219,7 @@ def scan(
     }
     counts.feed(held, matcher, step, len(held))
     answer = counts.as_json()
-    answer.update(skipped_bytes=skipped, resume=resume)
+    answer.update(skipped_bytes=skipped, resume=resume, last_line=last_line)
     return answer
 
 
@@ -228,6 +231,13 @@ def settled(data: bytes, longest: int = BLOCK_BYTES) -> bytes:
         return data if len(data) >= longest else b""
     opened = data.rfind(_TRACEBACK, max(end - OPEN_BYTES, 0), end)
     return data[: end if opened < 0 else line_around(data, opened)[0]]
+
+
+def read_last_line(file: Any, start: int, size: int) -> str:
+    """The last line that is not empty, of this run's part."""
+    begin = max(start, size - 4 * TEXT_CHARS, 0)
+    lines = os.pread(file.fileno(), max(size - begin, 0), begin).rstrip(b"\r\n \t").split(b"\n")
+    return show(lines[-1])
 
 
 def mark_before(file: Any, offset: int) -> int:

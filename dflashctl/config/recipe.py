@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
 from dflashctl.config.hosts import Strict
 from dflashctl.config.names import Name, Value, Variable
 from dflashctl.config.placeholders import check_placeholders
 from dflashctl.config.yamlfile import Document
+from dflashctl.runs.vocabulary import RULE_NAMES
 
 DEFAULT_LOG = "{log_dir}/train_{recipe}_{tag}.log"
 
@@ -42,9 +43,16 @@ def _template(text: str) -> str:
     return text
 
 
+def _rule(text: str) -> str:
+    if text not in RULE_NAMES:
+        raise ValueError(f"{text!r} is no threshold; they are {', '.join(RULE_NAMES)}")
+    return text
+
+
 Relative = Annotated[str, AfterValidator(_relative)]
 Regex = Annotated[str, AfterValidator(_regex)]
 Template = Annotated[Value, AfterValidator(_template)]
+Rule = Annotated[str, AfterValidator(_rule), WithJsonSchema({"type": "string", "enum": list(RULE_NAMES)})]
 
 
 class Expect(Strict):
@@ -116,9 +124,13 @@ class Launch(Strict):
 
 
 class Observe(Strict):
-    """For a program that writes no heartbeat: how its log tells the step."""
+    """How `status` judges the run. The regexes are for a program that writes no heartbeat: `step_regex` finds
+    the step in its log, `pause_regex` a line that announces a long silence (compiling, evaluating). `rules`
+    are thresholds other than the usual ones: docs/verdict.md."""
 
     step_regex: Regex | None = None
+    pause_regex: Regex | None = None
+    rules: dict[Rule, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_step(self) -> Observe:

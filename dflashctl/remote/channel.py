@@ -17,7 +17,7 @@ CHUNK = 1 << 16
 QUIET_AFTER_EXIT_S = 1.0
 """A command that has ended may have left a child that holds its output open; that child is not waited for."""
 
-QUIET_FIRST_S = 4.0
+QUIET_FIRST_S = 1.5
 """A command that is silent for so long (then three times as long, and so on) makes the caller look after
 it."""
 

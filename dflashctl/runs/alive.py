@@ -124,19 +124,22 @@ def _without_heartbeat(facts: RunFacts, rules: Rules) -> Verdict:
     step = [signs.step_sentence(facts)] if stepping else []
     if silent is None:
         return _verdict(facts, "running", "low", [cpu, "it has no log", basis])
-    usual = signs.mean_step(facts)
+    # After a line that announces a long silence, the usual step measures nothing.
+    usual = None if facts.announced else signs.mean_step(facts)
+    announced = [f"its log announces a pause: {facts.announced}"] if facts.announced else []
     late = f"its log is silent for {age(silent)}"
     if usual is not None:
         late = f"no step for at least {age(silent)} (usually {age(usual)})"
     slow_s, wedged_s, sure = _patience(facts, usual, rules)
     if silent > wedged_s:
-        return _verdict(facts, "wedged", sure, [late, *trouble, *step, cpu, basis], silent)
+        return _verdict(facts, "wedged", sure, [late, *trouble, *announced, *step, cpu, basis], silent)
     if silent > slow_s:
-        return _verdict(facts, "slow", "low", [late, *trouble, *step, cpu, basis], silent)
+        return _verdict(facts, "slow", "low", [late, *trouble, *announced, *step, cpu, basis], silent)
     wrote = "its log grows" if log and log.grown else f"its log was written {age(silent)} ago"
     recent = silent < rules.quiet_s
     sure = "medium" if stepping and recent and not trouble else "low"
-    return _verdict(facts, "running", sure, [*step, wrote, *([] if recent else [cpu]), basis, *trouble])
+    said = [*step, wrote, *announced, *([] if recent else [cpu]), basis, *trouble]
+    return _verdict(facts, "running", sure, said)
 
 
 def _patience(facts: RunFacts, usual: float | None, rules: Rules) -> tuple[float, float, Confidence]:

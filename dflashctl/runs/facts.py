@@ -73,6 +73,7 @@ class Log:
     first_exception: Hit | None = None
     known: tuple[Hit, ...] = ()
     step: int | None = None
+    last_line: str = ""
     skipped_bytes: int = 0
     problem: str = ""
 
@@ -86,6 +87,7 @@ class Process:
     cpu_s: float = 0.0
     rss_bytes: int = 0
     threads: int = 1
+    thread_names: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,10 @@ class RunFacts:
     family: Family = field(default_factory=Family)
     sample_s: float = 0.0
     step_regex: bool = False
+    announced: str = ""
+    """The log's last line, where the recipe says that such a line announces a long silence."""
+    rules: Mapping[str, float] = field(default_factory=dict)
+    """Thresholds of the recipe."""
     kill_requested_age_s: float | None = None
     gpu_indices: tuple[int, ...] = ()
     gpus: tuple[GpuUse, ...] = ()

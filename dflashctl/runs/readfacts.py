@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,8 @@ def read_run(run: Mapping[str, Any], now: Mapping[str, Any], sample_s: float = 0
     """One run. `now` are the container's clocks at the time of the answer."""
     record = mapping(run.get("record"))
     events = mapping(run.get("events"))
+    observed = mapping(record.get("observe"))
+    rules = {name: number(value) for name, value in mapping(observed.get("rules")).items()}
     heartbeat = read_heartbeat(mapping(run.get("heartbeat")), now)
     problems = [text(each) for each in listed(run.get("problems"))]
     if text(run.get("heartbeat_problem")):
@@ -64,7 +67,11 @@ def read_run(run: Mapping[str, Any], now: Mapping[str, Any], sample_s: float = 0
         log=read_log(mapping(run.get("log")), now),
         family=read_family(mapping(run.get("family"))),
         sample_s=sample_s,
-        step_regex=bool(mapping(record.get("observe")).get("step_regex")),
+        step_regex=bool(observed.get("step_regex")),
+        announced=announced(
+            text(observed.get("pause_regex")), text(mapping(run.get("log")).get("last_line"))
+        ),
+        rules={name: value for name, value in rules.items() if value is not None and value > 0},
         kill_requested_age_s=since(now.get("wall"), mapping(events.get("kill_requested")).get("at")),
         gpu_indices=tuple(index for index in gpus if index is not None),
         record=record,
@@ -139,9 +146,19 @@ def read_log(log: Mapping[str, Any], now: Mapping[str, Any]) -> Log | None:
         first_exception=_hit(first, "") if first else None,
         known=tuple(sorted(hits, key=lambda hit: (hit.line is None, hit.line))),
         step=whole(log.get("step")),
+        last_line=text(log.get("last_line")),
         skipped_bytes=whole(log.get("skipped_bytes")) or 0,
         problem=text(log.get("problem")),
     )
+
+
+def announced(pattern: str, last_line: str) -> str:
+    """The line, where the recipe's `pause_regex` finds something in it. A pattern of a damaged record that is
+    none finds nothing."""
+    try:
+        return last_line if pattern and re.search(pattern, last_line) else ""
+    except re.error:
+        return ""
 
 
 def read_family(family: Mapping[str, Any]) -> Family:
@@ -160,6 +177,9 @@ def read_family(family: Mapping[str, Any]) -> Family:
                 cpu_s=number(each.get("cpu_s")) or 0.0,
                 rss_bytes=whole(each.get("rss_bytes")) or 0,
                 threads=whole(each.get("threads")) or 1,
+                thread_names={
+                    name: whole(count) or 0 for name, count in mapping(each.get("thread_names")).items()
+                },
             )
             for each in map(mapping, listed(family.get("processes")))
         ),

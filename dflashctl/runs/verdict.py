@@ -23,12 +23,12 @@ __all__ = ["BAD", "ENDED", "Confidence", "Rules", "State", "Verdict", "judge"]
 
 
 def judge(facts: RunFacts, rules: Rules | None = None) -> Verdict:
-    """The verdict on one run."""
+    """The verdict on one run, by the thresholds of its recipe unless others are given."""
     for rule in _BEFORE_ALIVE:
         verdict = rule(facts)
         if verdict is not None:
             return verdict
-    return judge_alive(facts, rules or Rules())
+    return judge_alive(facts, rules or Rules.of(facts.rules))
 
 
 def _no_contact(facts: RunFacts) -> Verdict | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Literal
 
 State = Literal[
@@ -51,6 +52,15 @@ class Rules:
     quiet_wedged_s: float = 1800.0
     fresh_s: float = 10.0
     """Without a heartbeat: so long a silent program is `starting`."""
+
+    @classmethod
+    def of(cls, changed: Mapping[str, float]) -> Rules:
+        """The usual ones but for these; names that this version does not know are left out."""
+        return cls(**{name: value for name, value in changed.items() if name in RULE_NAMES})
+
+
+RULE_NAMES: tuple[str, ...] = tuple(each.name for each in fields(Rules))
+"""What a recipe may set under `observe.rules`."""
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,9 @@ def test_a_frozen_container_is_frozen_and_its_run_is_not_lost(cli: Cli, lab: Rec
     seen(cli, "ice", state="running")
     freezer(lab.endpoint, "freeze")
     try:
+        before = time.monotonic()
         shown = cli("status", "ice", "--check", code=12)
+        assert time.monotonic() - before < 8, "the freezer is looked at long before the deadline of 15 s"
         assert "lab · frozen · 1 run" in shown.stdout
         assert "its container is frozen" in shown.stdout and "last seen running" in shown.stdout
         for word in ("failed", "lost", "wedged"):

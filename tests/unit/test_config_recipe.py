@@ -134,6 +134,9 @@ def test_a_copied_recipe_must_change_its_name(tmp_path: Path) -> None:
         ("launch:\n", "launch:\n  env: {T: x}\n  secrets: [T]\n", "T is both in 'env' and in 'secrets'"),
         ("launch:\n", "launch:\n  grace_s: 0\n", "launch.grace_s: should be greater than 0"),
         ("launch:\n", "observe: {step_regex: 'step (\\d+)'}\nlaunch:\n", "needs a group named step"),
+        ("launch:\n", "observe: {pause_regex: '('}\nlaunch:\n", "observe.pause_regex: '(' is not a regular"),
+        ("launch:\n", "observe: {rules: {slow_min: 1}}\nlaunch:\n", "'slow_min' is no threshold; they are"),
+        ("launch:\n", "observe: {rules: {slow_min_s: 0}}\nlaunch:\n", "should be greater than 0"),
         ("name: warm\n", "", "missing key: name"),
         ("name: warm", "name: a b", "'a b' is not allowed"),
         (

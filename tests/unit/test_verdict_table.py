@@ -293,6 +293,18 @@ CASE("it computes for half an hour and tells no step", log=log(1800.0, step=118)
 CASE("a fatal line and half a minute without CPU time", log=log(40.0, **TLS), family=idle(), state="wedged")
 CASE("a fatal line, and it goes on", log=log(2.0, grown=10, **TLS), state="running", sure="low",
      says=["log line 214"])
+CASE("its log announces a compile: silence after it says little", family=idle(), state="running", sure="low",
+     log=log(200.0, step=118), announced="compiling forward (cudagraphs=False)",
+     says=["its log announces a pause: compiling forward (cudagraphs=False)"])
+CASE("the same silence without that line", family=idle(), state="wedged", log=log(200.0, step=118))
+CASE("an announced pause does not excuse an hour without CPU time", family=idle(), state="wedged",
+     log=log(3600.0, step=118), started_age_s=4000.0, announced="evaluating")
+CASE("the recipe shortens the patience with a program that spins", log=log(40.0, step=118), state="wedged",
+     rules={"busy_quiet_s": 30.0, "alone_factor": 5.0})
+CASE("the recipe lengthens the patience with a slow one", heartbeat=beat(), steps=steps(250.0), family=idle(),
+     state="running", rules={"slow_min_s": 300.0, "weak_min_s": 600.0, "alone_min_s": 600.0})
+CASE("a threshold of a later version is left out", heartbeat=beat(), steps=steps(), state="running",
+     rules={"brand_new_s": 1.0})
 CASE("no log at all", log=None, state="running", sure="low", says=["it has no log"])
 CASE("the log was removed", log=Log(exists=False), state="running", sure="low")
 
