@@ -6,12 +6,18 @@ Run: python -m pytest tests/unit/test_agent_call_portable.py
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import dflashctl.agent
+from dflashctl.agent import payload
+from dflashctl.config.hosts import Host
+from dflashctl.remote.agent_call import call
+from dflashctl.remote.local import LocalEngine
 
 SOURCES = sorted(Path(dflashctl.agent.__file__).parent.glob("*.py"))
 
@@ -74,6 +80,44 @@ def evaluated(tree: ast.AST) -> list[ast.AST]:
                 each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST)
             ]
     return found
+
+
+def interpreters() -> list[str]:
+    """This one, and every other CPython >= 3.8 that the machine has under a usual name."""
+    names = [shutil.which(f"python3.{minor}") for minor in range(8, 16)]
+    names += [str(path) for path in Path("~/.pyenv/versions").expanduser().glob("3.*/bin/python")]
+    found: dict[str, str] = {}
+    for name in [sys.executable, *filter(None, names)]:
+        asked = subprocess.run(
+            [name, "-c", "import sys; print(sys.version_info >= (3, 8), sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        if asked.stdout.startswith("True "):
+            found.setdefault(asked.stdout, name)
+    return sorted(found.values())
+
+
+def test_every_python_of_this_machine_imports_all_of_it_and_answers(tmp_path: Path) -> None:
+    archive = tmp_path / "agent.zip"
+    archive.write_bytes(payload.build_payload())
+    modules = [f"dflash_agent.{path.stem}" for path in SOURCES if path.stem != "__init__"]
+    script = (
+        f"import importlib, sys\nsys.path.insert(0, {str(archive)!r})\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+    )
+    for python in interpreters():
+        done = subprocess.run(
+            [python, "-I", "-c", script], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, f"{python}: {done.stderr}"
+        host = Host(name="here", engine="local", python=python, **dict.fromkeys(PLACES, str(tmp_path)))
+        assert call(LocalEngine(host), "ping", {"echo": python}, timeout_s=30)["echo"] == python
+
+
+PLACES = ("home", "code_root", "workdir", "log_dir", "state_dir")
 
 
 def test_there_is_something_to_check() -> None:
