@@ -16,12 +16,8 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import AgentError, ground, proofs, release, runfolder, tree
+from . import AgentError, ground, proofs, release, runfolder, switching, tree
 from .deploylock import DeployLock, holder
-
-INCOMING_PATTERN_START = ".incoming-"
-STALE_INCOMING_S = 3600.0
-"""An archive is pushed before the lock is taken: only one that nobody wrote to for so long is litter."""
 
 Request = Dict[str, Any]
 
@@ -29,14 +25,18 @@ Request = Dict[str, Any]
 def release_facts(request: Request, emit: Any) -> Dict[str, Any]:
     """What a deploy must know before it decides what to send.
 
-    request: code_root, state_dir, want [sha256], prepare (create code_root; false for a dry run).
-    Answers have [sha256] (claimed by manifests of releases that are here), releases, current, previous,
-    pinned, python, python_version, free_bytes, free_inodes (null: no fixed number), lock.
+    request: code_root, state_dir, want [sha256], prepare (create code_root; false for a dry run), install (a
+    request of install_release, or null): when that release is here already, nothing has to be sent, and it is
+    proven and made current at once; its answer is then "proof".
+    Answers now (this machine's clock), have [sha256] (claimed by manifests of releases that are here),
+    releases, current, previous, pinned, python, python_version, free_bytes, free_inodes (null: no fixed
+    number), lock.
     Raises AgentError("verification") when nothing can be written there.
     """
     code_root = request["code_root"]
     space = os.statvfs(ground.ready(code_root, create=bool(request.get("prepare"))))
-    return {
+    answer = {
+        "now": time.time(),
         "python": sys.executable,
         "python_version": platform.python_version(),
         "free_bytes": space.f_bavail * space.f_frsize,
@@ -48,6 +48,12 @@ def release_facts(request: Request, emit: Any) -> Dict[str, Any]:
         "have": sorted(tree.holders_of(code_root, request.get("want", []))),
         "lock": holder(code_root),
     }
+    wish = request.get("install")
+    if wish and wish["release"] in release.list_releases(code_root):
+        proof = install_release(wish, emit)
+        if "missing" not in proof:
+            answer["proof"] = proof
+    return answer
 
 
 def _summary(code_root: str, name: str) -> Dict[str, Any]:
@@ -62,21 +68,11 @@ def _summary(code_root: str, name: str) -> Dict[str, Any]:
     }
 
 
-def discard_archive(request: Request, emit: Any) -> Dict[str, Any]:
-    """Remove an archive whose deploy was given up. request: code_root, id."""
-    path = incoming_path(request["code_root"], request["id"])
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return {"removed": False}
-    return {"removed": True}
-
-
 def incoming_path(code_root: str, deploy_id: str) -> str:
     """Where the archive of a deploy lands."""
     if not deploy_id.isalnum():
         raise AgentError("usage", "not the id of a deploy: %r" % deploy_id)
-    return os.path.join(code_root, INCOMING_PATTERN_START + deploy_id + ".tar")
+    return os.path.join(code_root, switching.INCOMING_START + deploy_id + ".tar")
 
 
 def install_release(request: Request, emit: Any) -> Dict[str, Any]:
@@ -99,20 +95,20 @@ def install_release(request: Request, emit: Any) -> Dict[str, Any]:
             raise AgentError("usage", "the manifest does not have the hash %s" % request["release"])
         what = "%s %s" % (request["recipe"], request["release"][:8])
         with DeployLock(code_root, request["who"], what, float(request.get("wait_s") or 0)):
-            _sweep(code_root, keep=os.path.basename(archive))
+            switching.sweep(code_root, keep=os.path.basename(archive))
             return _install(request, emit, archive)
     except OSError as error:
         raise ground.explain(error, code_root) from error
     finally:
         os.umask(mask)
-        _unlink(archive)
+        switching.unlink(archive)
 
 
 def _install(request: Request, emit: Any, archive: str) -> Dict[str, Any]:
     code_root, name, files = request["code_root"], request["release"], request["files"]
     final = release.release_path(code_root, name)
     aside = os.path.join(release.releases_folder(code_root), ".tmp-" + request["id"])
-    _check_link(code_root)
+    switching.check_link(code_root)
     damage = release.differences(final, files) if os.path.lexists(final) else None
     if damage and name in release.pinned(request["state_dir"]):
         raise AgentError(
@@ -125,33 +121,38 @@ def _install(request: Request, emit: Any, archive: str) -> Dict[str, Any]:
     fresh = damage is None or bool(damage)
     try:
         if fresh:
-            emit({"phase": "unpacking"})
+            _step(emit, "unpacking")
             _check_archive(archive, request.get("archive_size"))
             wanted = [entry["sha256"] for entry in files]
             source = archive if request.get("archive_size") is not None else None
             missing = tree.build(aside, files, source, tree.holders_of(code_root, wanted))
             if missing:
                 return {"missing": missing}
-            emit({"phase": "verifying"})
+            _step(emit, "verifying")
             wrong = release.differences(aside, files)
             if wrong:
                 raise AgentError("verification", "the tree is not what was sent:\n  " + _shorten(wrong))
         result = _prove(request, emit, aside if fresh else final)
-        emit({"phase": "switching"})
-        if getattr(emit, "gone", False):
-            raise AgentError("unreachable", "nobody waits for this deploy any more; nothing switched")
+        _step(emit, "switching")
         if fresh:
             _name(request, aside, final, replace=damage is not None)
         before = release.current_release(code_root)
-        result["switched"] = _switch(request, before)
+        result["switched"] = switching.switch(request, before)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     result.update(before=before, reused=not fresh, pruned=[], warnings=[])
     try:
-        result["pruned"] = _prune(request)
+        result["pruned"] = switching.prune(request)
     except OSError as error:  # the new release is current: that is the news, and it stays
         result["warnings"].append("old releases could not be removed: %s" % error)
     return result
+
+
+def _step(emit: Any, name: str) -> None:
+    """Say what comes next. Raises AgentError when nobody listens any more: then nothing is to be switched."""
+    emit({"phase": name})
+    if getattr(emit, "gone", False):
+        raise AgentError("unreachable", "nobody waits for this deploy any more; nothing switched")
 
 
 def _check_archive(archive: str, size: Optional[int]) -> None:
@@ -170,13 +171,13 @@ def _check_archive(archive: str, size: Optional[int]) -> None:
 def _prove(request: Request, emit: Any, where: str) -> Dict[str, Any]:
     """Compile, expected lines, import. Raises AgentError("verification") listing all failures of a kind."""
     files = request["files"]
-    emit({"phase": "compiling"})
+    _step(emit, "compiling")
     compiled, problems = proofs.compile_tree(where, files)
     if problems:
         what = "does not compile with %s %s:\n%s"
         text = what % (sys.executable, platform.python_version(), _shorten(problems, "\n"))
         raise AgentError("verification", text, request["recipe"])
-    emit({"phase": "proving"})
+    _step(emit, "proving")
     found, problems = proofs.check_expect(where, request.get("expect") or [])
     if problems:
         raise AgentError("verification", "expect:\n" + _shorten(problems, "\n"), request["recipe"])
@@ -200,7 +201,7 @@ def _prove(request: Request, emit: Any, where: str) -> Dict[str, Any]:
 
 def _name(request: Request, aside: str, final: str, replace: bool) -> None:
     """Give a proven tree its name. From here on it is immutable."""
-    body = {key: request.get(key) for key in ("release", "files", "git", "recipe")}
+    body = {key: request.get(key) for key in ("release", "files", "git", "recipe", "entry", "pythonpath")}
     body.update(deployed_at=time.time(), deployed_by=request["who"], python=sys.executable)
     runfolder.write_json(os.path.join(aside, release.MANIFEST), body)
     if replace:
@@ -209,82 +210,7 @@ def _name(request: Request, aside: str, final: str, replace: bool) -> None:
     runfolder.sync_folder(os.path.dirname(final))
 
 
-def _switch(request: Request, before: Optional[str]) -> bool:
-    """Point `current` at the release by one rename. False: it does already."""
-    code_root, name = request["code_root"], request["release"]
-    if before == name:
-        return False
-    note = {"at": time.time(), "release": name, "before": before, "by": request["who"]}
-    note.update(recipe=request["recipe"], git=request.get("git"))
-    # The line comes first: a full disk must stop the deploy before the switch, not after it. A line whose
-    # switch did not happen names a release that is not current, and readers look for the current one.
-    release.append_history(code_root, note)
-    aside = os.path.join(code_root, ".current-" + request["id"])
-    try:
-        os.symlink(os.path.join("releases", name), aside)
-        os.replace(aside, os.path.join(code_root, "current"))
-    finally:
-        _unlink(aside)
-    runfolder.sync_folder(code_root)
-    return True
-
-
-def _check_link(code_root: str) -> None:
-    link = os.path.join(code_root, "current")
-    if os.path.lexists(link) and not os.path.islink(link):
-        what = "%s is not a symbolic link, so it is not ours to replace" % link
-        raise AgentError("verification", what, next="move it away, or choose another code_root in hosts.yaml")
-
-
-def _prune(request: Request) -> List[str]:
-    """Remove the oldest releases beyond `keep`; never current, previous, or one that a live run uses."""
-    code_root = request["code_root"]
-    keep = {release.current_release(code_root), release.previous_release(code_root)}
-    keep |= set(release.pinned(request["state_dir"]))
-    gone: List[str] = []
-    by_age = release.newest_first(code_root)
-    for name in by_age[max(int(request["keep"]), 1) :]:
-        if name not in keep:
-            path = release.release_path(code_root, name)
-            aside = os.path.join(os.path.dirname(path), ".old-" + name)
-            os.rename(path, aside)  # it disappears at once; a crash below leaves no half release
-            shutil.rmtree(aside, ignore_errors=True)
-            gone.append(name)
-    _sweep_releases(code_root)
-    return gone
-
-
-def _sweep(code_root: str, keep: str) -> None:
-    """Remove what a deploy that was killed left behind. The lock is held, so nobody works on it."""
-    for entry in os.listdir(code_root):
-        path = os.path.join(code_root, entry)
-        if entry.startswith(".current-"):
-            _unlink(path)
-        elif entry.startswith(INCOMING_PATTERN_START) and entry != keep:
-            try:
-                if time.time() - os.lstat(path).st_mtime > STALE_INCOMING_S:
-                    os.unlink(path)
-            except FileNotFoundError:
-                pass
-    _sweep_releases(code_root)
-
-
-def _sweep_releases(code_root: str) -> None:
-    folder = release.releases_folder(code_root)
-    os.makedirs(folder, 0o755, exist_ok=True)
-    for entry in os.listdir(folder):
-        if entry.startswith((".tmp-", ".old-")):
-            shutil.rmtree(os.path.join(folder, entry), ignore_errors=True)
-
-
 def _shorten(lines: List[str], glue: str = "\n  ") -> str:
     shown = lines[: proofs.MAX_SHOWN]
     more = len(lines) - len(shown)
     return glue.join(shown) + ("%s... and %d more" % (glue, more) if more else "")
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass

@@ -79,8 +79,13 @@ def _deploy(host: Host, source: Source, json: bool, wait_s: float) -> dict[str, 
 
     if not json:
         _title(host, source)
-    with open_engine(host) as engine, _progress() as (progress, phase):
-        done = act(engine, source, wait_s=wait_s, progress=progress, phase=phase)
+    try:
+        with open_engine(host) as engine, _progress() as (progress, phase):
+            done = act(engine, source, wait_s=wait_s, progress=progress, phase=phase)
+    except KeyboardInterrupt as stop:
+        for note in getattr(stop, "__notes__", []):
+            warn(note)
+        raise
     notes = [*done.plan.warnings, *done.proof["warnings"]]
     if notes:
         warn(warnings(notes))

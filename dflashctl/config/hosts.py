@@ -17,6 +17,10 @@ from dflashctl.errors import NotFound, UsageError
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+DEFAULT_STAGING = "/var/tmp"
+"""On the Proxmox host: where an archive lies, in a folder of its own, until `pct push` has taken it. On disk:
+/tmp is often memory."""
+
 EngineName = Literal["pct", "ssh", "lab", "local"]
 
 
@@ -66,6 +70,7 @@ class HostEntry(Strict):
     workdir: InsidePath | None = None
     log_dir: InsidePath | None = None
     state_dir: InsidePath | None = None
+    staging_dir: InsidePath = DEFAULT_STAGING
     gpus: Gpus = Field(default_factory=Gpus)
     env: dict[Variable, Value] = Field(default_factory=dict)
     keep_releases: int = Field(default=5, ge=1)
@@ -84,7 +89,8 @@ class HostEntry(Strict):
 
 
 class Host(Strict):
-    """One host, defaults filled in. `name` is its key in hosts.yaml. All paths are absolute and inside."""
+    """One host, defaults filled in. `name` is its key in hosts.yaml. All paths are absolute and inside, but
+    `staging_dir`, which is on the Proxmox host."""
 
     name: str
     engine: EngineName
@@ -97,6 +103,7 @@ class Host(Strict):
     workdir: str
     log_dir: str
     state_dir: str
+    staging_dir: str = DEFAULT_STAGING
     gpus: Gpus = Field(default_factory=Gpus)
     env: dict[str, str] = Field(default_factory=dict)
     keep_releases: int = 5

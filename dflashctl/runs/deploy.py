@@ -6,11 +6,8 @@ import contextlib
 import logging
 import platform
 import secrets
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dflashctl.agent.install import incoming_path
@@ -20,22 +17,23 @@ from dflashctl.config.recipe import Deploy, Recipe
 from dflashctl.errors import DflashError, UsageError, VerificationFailed
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine, Progress
-from dflashctl.runs.archive import write_archive
+from dflashctl.runs.archive import pack
 from dflashctl.runs.deployplan import DeployPlan, LocalCompile, plan_deploy
+from dflashctl.runs.desk import Desk, Phase
 from dflashctl.runs.person import person
 from dflashctl.runs.sources import Snapshot, SourceFile, take_snapshot
 
 log = logging.getLogger(__name__)
 
 FACTS_TIMEOUT_S = 60.0
-DISCARD_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S = 10.0
+INNER_WAIT_S = 10.0
+"""The lock on the host is ours by then; inside, an interrupted deploy may still be on its way out."""
 SLOWEST_BYTES_PER_S = 256 * 1024
 """Deadlines of transfers and checks grow with the bytes, at the rate of a poor line."""
 
 ROUNDS = 3
 """How often the far side may ask for contents that it was believed to have."""
-
-Phase = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -89,18 +87,21 @@ def deploy_section(recipe: Recipe) -> Deploy:
     return recipe.deploy
 
 
-def read_facts(engine: Engine, source: Source, *, prepare: bool) -> dict[str, Any]:
-    """One round trip: releases that are there, Python, space."""
+def read_facts(
+    engine: Engine, source: Source, *, prepare: bool, install: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """One round trip: releases that are there, Python, space. With `install`, a release that is there already
+    is proven and made current in the same one."""
     host = engine.host
     want = sorted({file.sha256 for file in source.snapshot.files if file.link is None})
     request = {"code_root": host.code_root, "state_dir": host.state_dir, "want": want, "prepare": prepare}
-    return call(engine, "release_facts", request, timeout_s=FACTS_TIMEOUT_S)
+    timeout_s = FACTS_TIMEOUT_S + (_seconds_for(source) if install else 0.0)
+    return call(engine, "release_facts", {**request, "install": install}, timeout_s=timeout_s)
 
 
-def plan(engine: Engine, source: Source, *, prepare: bool = False) -> DeployPlan:
-    """Facts and plan; nothing is sent."""
-    facts = read_facts(engine, source, prepare=prepare)
-    return plan_deploy(source.snapshot, facts, source.compiled)
+def plan(engine: Engine, source: Source) -> DeployPlan:
+    """Facts and plan; nothing is sent, made or locked."""
+    return plan_deploy(source.snapshot, read_facts(engine, source, prepare=False), source.compiled)
 
 
 def deploy(
@@ -111,90 +112,121 @@ def deploy(
     progress: Progress | None = None,
     phase: Phase | None = None,
 ) -> Deployed:
-    """The whole deploy to one host.
+    """The whole deploy to one host, under its lock. Without a change it takes two remote commands (the host's
+    desk, and the facts with the proof), with one three (and the install).
 
-    Raises VerificationFailed (nothing switched, nothing left behind), Locked, and what the engine raises.
+    Raises VerificationFailed (nothing switched, nothing left behind), Locked, and what the engine raises. A
+    KeyboardInterrupt carries a note that says what is current now.
     """
     started = time.monotonic()
-    planned = plan(engine, source, prepare=True)
-    git, _ = source.git()
-    send = list(planned.send)
-    archive_bytes = 0
-    for _ in range(ROUNDS):
-        answer, sent = _send_and_install(engine, source, send, git, wait_s, progress, phase)
-        archive_bytes += sent
-        if "missing" not in answer:
-            seconds = time.monotonic() - started
-            return Deployed(engine.host, planned, git, len(send), archive_bytes, answer, seconds)
-        lacking = set(answer["missing"])
-        log.debug("the far side lacks %d contents that were believed to be there", len(lacking))
-        send += [file for file in source.snapshot.files if file.sha256 in lacking]
-    raise VerificationFailed(
-        "releases there keep changing while this deploy looks at them; nothing switched", next="deploy again"
-    )
-
-
-def _send_and_install(
-    engine: Engine,
-    source: Source,
-    send: list[SourceFile],
-    git: dict[str, object] | None,
-    wait_s: float,
-    progress: Progress | None,
-    phase: Phase | None,
-) -> tuple[dict[str, Any], int]:
-    deploy_id = secrets.token_hex(8)
-    size: int | None = None
+    what = f"{source.recipe.name} {source.snapshot.release[:8]}"
+    work = _Work(engine, source, progress, phase)
+    budget_s = FACTS_TIMEOUT_S + ROUNDS * 3 * _seconds_for(source)
     try:
-        if send:
-            size = _send(engine, source, send, deploy_id, progress)
-        request = _install_request(engine.host, source, deploy_id, size, git, wait_s)
-        total = sum(file.size for file in source.snapshot.files) + (size or 0)
-        timeout_s = 120.0 + wait_s + total / (4 * SLOWEST_BYTES_PER_S)
-        answer = call(
-            engine,
-            "install_release",
-            request,
-            timeout_s=timeout_s,
-            on_event=lambda event: phase(str(event.get("phase", ""))) if phase else None,
-        )
-    except BaseException:  # Ctrl-C too: install_release removes the archive, but perhaps it never started
-        if send:
-            _discard(engine, deploy_id)
+        with Desk(engine, what, wait_s=wait_s, budget_s=budget_s, phase=phase) as desk:
+            planned, sent_files, archive_bytes, proof = work.run(desk)
+    except KeyboardInterrupt as stop:
+        stop.add_note(work.after_interrupt())
         raise
-    return answer, size or 0
+    seconds = time.monotonic() - started
+    return Deployed(engine.host, planned, source.git()[0], sent_files, archive_bytes, proof, seconds)
 
 
-def _send(
-    engine: Engine, source: Source, send: list[SourceFile], deploy_id: str, progress: Progress | None
-) -> int:
-    with tempfile.TemporaryDirectory(prefix="dflashctl-") as folder:
-        archive = Path(folder) / "release.tar"
-        size = write_archive(source.snapshot, send, archive)
-        engine.put(
-            archive,
-            incoming_path(engine.host.code_root, deploy_id),
-            mode=0o600,
-            timeout_s=60.0 + size / SLOWEST_BYTES_PER_S,
-            progress=progress,
+class _Work:
+    """What is done while the lock is held."""
+
+    def __init__(
+        self, engine: Engine, source: Source, progress: Progress | None, phase: Phase | None
+    ) -> None:
+        self._engine = engine
+        self._source = source
+        self._progress = progress
+        self._phase = phase
+        self._installing = False
+
+    def run(self, desk: Desk) -> tuple[DeployPlan, int, int, dict[str, Any]]:
+        """(plan, files sent, bytes sent, proof)."""
+        source = self._source
+        at_once = install_request(self._engine.host, source, secrets.token_hex(8), None)
+        self._installing = True  # only of what is there
+        facts = read_facts(self._engine, source, prepare=True, install=at_once)
+        self._installing = False
+        planned = plan_deploy(source.snapshot, facts, source.compiled)
+        if "proof" in facts:
+            return planned, 0, 0, facts["proof"]
+        send, archive_bytes = list(planned.send), 0
+        for _ in range(ROUNDS):
+            answer, sent = self._send_and_install(desk, send)
+            archive_bytes += sent
+            if "missing" not in answer:
+                return planned, len(send), archive_bytes, answer
+            lacking = set(answer["missing"])
+            log.debug("the far side lacks %d contents that were believed to be there", len(lacking))
+            send += [file for file in source.snapshot.files if file.sha256 in lacking]
+        raise VerificationFailed(
+            "releases there keep changing while this deploy looks at them; nothing switched",
+            next="deploy again",
         )
-    return size
+
+    def _send_and_install(self, desk: Desk, send: list[SourceFile]) -> tuple[dict[str, Any], int]:
+        host, deploy_id = self._engine.host, secrets.token_hex(8)
+        size, said = None, ""
+        if send:
+            archive = pack(self._source.snapshot, send)
+            size = archive.size
+            said = desk.deliver(
+                archive.pieces,
+                size,
+                incoming_path(host.code_root, deploy_id),
+                mode=0o600,
+                timeout_s=2 * _seconds_for(self._source),
+                progress=self._progress,
+            )
+        desk.check()
+        self._installing = True
+        try:
+            answer = call(
+                self._engine,
+                "install_release",
+                install_request(host, self._source, deploy_id, size),
+                timeout_s=_seconds_for(self._source),
+                on_event=self._event,
+            )
+        except VerificationFailed as error:
+            if said:  # pct's own word about a push that failed and exited with 0
+                raise VerificationFailed(
+                    f"{error.what} (pct: {said})", where=error.where, next=error.next
+                ) from error
+            raise
+        return answer, size or 0
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if self._phase:
+            self._phase(str(event.get("phase", "")))
+
+    def after_interrupt(self) -> str:
+        """What a Ctrl-C came to, asked inside when it fell into an install."""
+        release = self._source.snapshot.release
+        if not self._installing:
+            return "nothing was switched; deploy again when you like"
+        with contextlib.suppress(DflashError, OSError, KeyboardInterrupt):
+            host = self._engine.host
+            request = {"code_root": host.code_root, "state_dir": host.state_dir, "prepare": False}
+            facts = call(self._engine, "release_facts", request, timeout_s=ASK_TIMEOUT_S)
+            if facts["current"] == release:
+                return f"it was switched already: current -> {release[:8]}"
+            return f"nothing was switched: current -> {(facts['current'] or 'none')[:8]}"
+        return "whether it was switched is not known: `dflashctl releases` tells"
 
 
-def _discard(engine: Engine, deploy_id: str) -> None:
-    request = {"code_root": engine.host.code_root, "id": deploy_id}
-    with contextlib.suppress(DflashError, OSError):  # what stays is swept by a later deploy
-        call(engine, "discard_archive", request, timeout_s=DISCARD_TIMEOUT_S)
+def _seconds_for(source: Source) -> float:
+    """The deadline of one step: it grows with the bytes."""
+    total = sum(file.size for file in source.snapshot.files)
+    return 120.0 + total / SLOWEST_BYTES_PER_S
 
 
-def _install_request(
-    host: Host,
-    source: Source,
-    deploy_id: str,
-    archive_size: int | None,
-    git: dict[str, object] | None,
-    wait_s: float,
-) -> dict[str, Any]:
+def install_request(host: Host, source: Source, deploy_id: str, archive_size: int | None) -> dict[str, Any]:
+    """The request of agent/install.py's install_release."""
     search = [env["PYTHONPATH"] for env in (source.recipe.launch.env, host.env) if "PYTHONPATH" in env]
     return {
         "code_root": host.code_root,
@@ -208,7 +240,7 @@ def _install_request(
         "entry": source.deploy.entry,
         "pythonpath": ":".join(search),
         "recipe": source.recipe.name,
-        "git": git,
+        "git": source.git()[0],
         "who": person(),
-        "wait_s": wait_s,
+        "wait_s": INNER_WAIT_S,
     }

@@ -71,10 +71,10 @@ def plan_deploy(snapshot: Snapshot, facts: dict[str, Any], local: LocalCompile) 
     Raises VerificationFailed (exit 4) before anything travels: a syntax error that this Python may judge, no
     space, no inodes.
     """
-    warnings = _judge_compile(local, str(facts["python_version"]))
     release = snapshot.release
     known = {row["release"] for row in facts["releases"]}
-    exists = release in known
+    exists = release in known  # then the interpreter inside has judged it
+    warnings = [] if exists else _judge_compile(local, str(facts["python_version"]))
     have = set(facts["have"])
     contents = [file for file in snapshot.files if file.mode in (FILE, PROGRAM)]
     send = tuple(file for file in contents if file.sha256 not in have)

@@ -5,24 +5,23 @@ Run: python -m pytest tests/lab/test_deploy_faults.py
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-import shlex
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deploy_project import RECIPE, Project, until
 
 from dflashctl.errors import DflashError, VerificationFailed
 from dflashctl.lab.state import LabPaths, Record
-from dflashctl.remote.engine import Progress
 from dflashctl.remote.factory import open_engine
-from dflashctl.remote.pct import PctEngine
-from dflashctl.runs import deploy as runs
+from dflashctl.runs.desk import Desk
 
 pytestmark = pytest.mark.lab
 
@@ -35,33 +34,20 @@ def project(lab: Record, lab_paths: LabPaths, tmp_path: Path) -> Project:
 # --- disks and pushes that fail -----------------------------------------------------------------------------
 
 
-class Meddling(PctEngine):
-    """The lab's engine, with something that happens before and after its push."""
+@contextlib.contextmanager
+def meddling(**acts: Callable[[], object]) -> Iterator[None]:
+    """Something happens `before` or `after` an archive is delivered."""
+    real = Desk.deliver
 
-    before: Callable[[], object] = staticmethod(lambda: None)
-    after: Callable[[], object] = staticmethod(lambda: None)
+    def deliver(*args: Any, **more: Any) -> str:
+        acts.get("before", lambda: None)()
+        said = real(*args, **more)
+        acts.get("after", lambda: None)()
+        return said
 
-    def put(
-        self,
-        source: Path,
-        destination: str,
-        *,
-        mode: int = 0o644,
-        timeout_s: float,
-        progress: Progress | None = None,
-    ) -> None:
-        self.before()
-        super().put(source, destination, mode=mode, timeout_s=timeout_s, progress=progress)
-        self.after()
-
-
-def meddling(project: Project, **acts: Callable[[], object]) -> PctEngine:
-    plain = open_engine(project.host)
-    assert isinstance(plain, PctEngine)
-    plain.__class__ = Meddling
-    for name, act in acts.items():
-        setattr(plain, name, act)
-    return plain
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Desk, "deliver", deliver)
+        yield
 
 
 @pytest.fixture
@@ -91,9 +77,11 @@ def test_a_disk_that_fills_up_on_the_way(small_disk: Project, moment: str) -> No
     """Before the push: `pct push` truncates the archive and exits 0. After it: the unpacking meets ENOSPC."""
     project = small_disk
     before = project.current()
-    engine = meddling(project, **{moment: lambda: fill(project, leave_kib=64)})
-    with engine, pytest.raises(DflashError) as caught:
-        runs.deploy(engine, project.source())
+    with (
+        meddling(**{moment: lambda: fill(project, leave_kib=64)}),
+        pytest.raises(DflashError) as caught,
+    ):
+        project.deploy()
     assert caught.value.exit_code == 4
     assert "No space left on device" in caught.value.what or "the archive arrived with" in caught.value.what
     unfill(project)
@@ -110,10 +98,10 @@ def test_a_full_disk_is_said_before_anything_travels(small_disk: Project) -> Non
         raise AssertionError("something travelled")
 
     with (
-        meddling(project, before=never) as engine,
+        meddling(before=never),
         pytest.raises(VerificationFailed, match="not enough space"),
     ):
-        runs.deploy(engine, project.source())
+        project.deploy()
     unfill(project)
 
 
@@ -164,26 +152,16 @@ def test_two_deploys_at_once_do_not_mix(project: Project, tmp_path: Path) -> Non
 
 def test_a_holder_of_the_lock_is_named(project: Project) -> None:
     project.deploy()
-    python = shlex.quote(project.host.python)
-    code = (
-        "import fcntl, json, os, sys, time; f = os.open(sys.argv[1], os.O_RDWR);"
-        "fcntl.flock(f, fcntl.LOCK_EX);"
-        "os.pwrite(f, json.dumps({'who': 'ben@desk', 'what': 'warm 1234', 'at': time.time()}).encode(), 0);"
-        "open(sys.argv[1] + '.held', 'w').close(); time.sleep(4)"
-    )
-    lock = f"{project.inside}/code/.lock"
-    holder = threading.Thread(
-        target=project.shell, args=(f"{python} -c {shlex.quote(code)} {lock}; : > {lock}; rm -f {lock}.held",)
-    )
-    holder.start()
-    try:
-        until(lambda: (project.seen / "code" / ".lock.held").exists())
+    with open_engine(project.host) as engine, Desk(engine, "warm 1234"):
         done = project.cli()
         assert done.returncode == 8, done.stderr
-        assert "ben@desk (warm 1234) is deploying here since" in done.stderr
-        assert project.cli("--wait", "30").returncode == 0
-    finally:
-        holder.join()
+        assert "(warm 1234) is deploying here since" in done.stderr
+        waiting = subprocess.Popen(
+            project.argv("--wait", "60"), cwd=project.root, env=project.env(), stdout=subprocess.DEVNULL
+        )
+        time.sleep(1.5)
+        assert waiting.poll() is None
+    assert waiting.wait(60) == 0
 
 
 @pytest.mark.parametrize("after_s", [0.3, 0.5, 0.7, 0.9, 1.1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import pytest
 
 from dflashctl.agent import AgentError, install, proc, release, runfolder
 from dflashctl.config.recipe import Deploy
-from dflashctl.runs.archive import write_archive
-from dflashctl.runs.sources import Snapshot, take_snapshot
+from dflashctl.runs.archive import pack
+from dflashctl.runs.sources import Snapshot, SourceFile, take_snapshot
 
 PROGRAM = {
     "prog/__init__.py": "",
@@ -22,6 +22,14 @@ PROGRAM = {
     "prog/copy.txt": "same\n",
     "run.sh": "#!/bin/sh\n",
 }
+
+
+def write_archive(snapshot: Snapshot, files: Iterable[SourceFile], path: Path) -> int:
+    """An archive as it arrives inside; returns its size."""
+    archive = pack(snapshot, files)
+    path.write_bytes(b"".join(archive.pieces))
+    assert path.stat().st_size == archive.size, "the size is known before the first byte"
+    return archive.size
 
 
 class Emit:

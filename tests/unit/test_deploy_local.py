@@ -9,19 +9,21 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dflashctl.agent import release
+from dflashctl.agent import hostlock, release
 from dflashctl.config.hosts import HostEntry, complete
 from dflashctl.config.resolve import read_recipe
-from dflashctl.errors import DflashError, Locked, UsageError, VerificationFailed
-from dflashctl.remote.engine import Engine, Progress
+from dflashctl.errors import Locked, Unreachable, UsageError, VerificationFailed
+from dflashctl.remote.engine import Engine
 from dflashctl.remote.local import LocalEngine
 from dflashctl.runs import deploy as runs
 from dflashctl.runs.deploy import Deployed, read_source
+from dflashctl.runs.desk import Desk
 
 RECIPE = """
 version: 1
@@ -64,29 +66,14 @@ class Place:
     def current(self) -> str | None:
         return release.current_release(str(self.root / "code"))
 
+    def holder(self) -> Any:
+        """Who holds the deploy lock, as the kernel knows it."""
+        return hostlock.holder(hostlock.lock_path(None, str(self.root / "code")))
+
     def litter(self) -> list[str]:
         code = self.root / "code"
         found = [path.name for path in code.iterdir() if path.name.startswith(".") and path.name != ".lock"]
         return found + [p.name for p in (code / "releases").iterdir() if len(p.name) != 64]
-
-
-class Through(LocalEngine):
-    """A local engine with a fault in its `put`."""
-
-    def __init__(self, place: Place, fault: Callable[[Path, str], None]) -> None:
-        super().__init__(place.host)
-        self._fault = fault
-
-    def put(
-        self,
-        source: Path,
-        destination: str,
-        *,
-        mode: int = 0o644,
-        timeout_s: float,
-        progress: Progress | None = None,
-    ) -> None:
-        self._fault(source, destination)
 
 
 @pytest.fixture
@@ -113,12 +100,12 @@ def test_progress_ends_with_all_bytes(place: Place) -> None:
     assert seen[-1] == (done.archive_bytes, done.archive_bytes)
 
 
-def test_a_syntax_error_stops_before_anything_travels(place: Place) -> None:
-    def no_put(source: Path, destination: str) -> None:
+def test_a_syntax_error_stops_before_anything_travels(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_deliver(*args: object, **options: object) -> str:
         raise AssertionError("something travelled")
 
     place.write("prog/a.py", "def broken(:\n")
-    place.engine = Through(place, no_put)
+    monkeypatch.setattr(Desk, "deliver", no_deliver)
     with pytest.raises(VerificationFailed, match=r"prog/a\.py:1: SyntaxError"):
         place.deploy()
     assert place.current() is None
@@ -146,21 +133,34 @@ def test_a_release_pruned_between_facts_and_install_is_sent_after_all(
     assert place.litter() == []
 
 
-def nothing_arrives(source: Path, destination: str) -> None:
+Deliver = Callable[..., str]
+
+
+def nothing_arrives(
+    real: Deliver, desk: Desk, pieces: Iterable[bytes], size: int, to: str, **more: Any
+) -> str:
     """As `pct push` to a full disk or a missing folder: it says that all is well."""
+    said = real(desk, pieces, size, to, **more)
+    Path(to).unlink()
+    return said
 
 
-def half_arrives(source: Path, destination: str) -> None:
-    Path(destination).write_bytes(source.read_bytes()[:50])
+def half_arrives(real: Deliver, desk: Desk, pieces: Iterable[bytes], size: int, to: str, **more: Any) -> str:
+    said = real(desk, pieces, size, to, **more)
+    os.truncate(to, 50)
+    return said
 
 
-def cut_off(source: Path, destination: str) -> None:
-    half_arrives(source, destination)
-    raise DflashError("the connection was lost")
+def cut_off(real: Deliver, desk: Desk, pieces: Iterable[bytes], size: int, to: str, **more: Any) -> str:
+    def cut() -> Iterator[bytes]:
+        yield b"x" * 50
+        raise Unreachable("the connection was lost")
+
+    return real(desk, cut(), size, to, **more)
 
 
-def interrupted(source: Path, destination: str) -> None:
-    half_arrives(source, destination)
+def interrupted(real: Deliver, desk: Desk, pieces: Iterable[bytes], size: int, to: str, **more: Any) -> str:
+    real(desk, pieces, size, to, **more)
     raise KeyboardInterrupt
 
 
@@ -169,35 +169,41 @@ def interrupted(source: Path, destination: str) -> None:
     [
         (nothing_arrives, VerificationFailed, "the archive did not arrive"),
         (half_arrives, VerificationFailed, r"the archive arrived with 50 of \d+ bytes"),
-        (cut_off, DflashError, "the connection was lost"),
+        (cut_off, Unreachable, "the connection was lost"),
         (interrupted, KeyboardInterrupt, None),
     ],
 )
 def test_a_push_that_goes_wrong_leaves_the_old_release_and_no_litter(
-    place: Place, fault: Callable[[Path, str], None], error: type[BaseException], message: str | None
+    place: Place,
+    fault: Deliver,
+    error: type[BaseException],
+    message: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place.deploy()
     before = place.current()
     place.write("prog/a.py", "graphs = False  # new\n")
-    place.engine = Through(place, fault)
-    with pytest.raises(error, match=message):
-        place.deploy()
+    real = Desk.deliver
+    with monkeypatch.context() as patch:
+        patch.setattr(Desk, "deliver", lambda *args, **more: fault(real, *args, **more))
+        with pytest.raises(error, match=message) as caught:
+            place.deploy()
+    if error is KeyboardInterrupt:
+        assert caught.value.__notes__ == ["nothing was switched; deploy again when you like"]
     assert place.current() == before
     assert place.litter() == []
-    place.engine = LocalEngine(place.host)
+    assert place.holder() is None
     assert place.deploy().proof["switched"]
 
 
 def test_a_locked_place_is_its_own_error(place: Place) -> None:
-    from dflashctl.agent.deploylock import DeployLock
-
     place.deploy()
-    with (
-        DeployLock(str(place.root / "code"), "ben@desk", "warm"),
-        pytest.raises(Locked, match="ben@desk") as caught,
-    ):
-        place.deploy()
+    with Desk(place.engine, "warm 12345678"):
+        assert place.holder() is not None
+        with pytest.raises(Locked, match=r"\(warm 12345678\) is deploying here") as caught:
+            place.deploy()
     assert caught.value.exit_code == 8
+    assert place.holder() is None
 
 
 def test_the_environments_pythonpath_cannot_come_before_the_release(place: Place) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from dflashctl.errors import UsageError, VerificationFailed
 from dflashctl.runs import sources
 from dflashctl.runs.globs import glob_regex, may_match_below, secret_reason, unfit_name
 from dflashctl.runs.sources import Snapshot, take_snapshot
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from install_box import write_archive
 
 
 def tree(root: Path, **files: str) -> Path:
@@ -303,8 +308,6 @@ def test_a_file_that_settles_is_taken_as_it_is_then(tmp_path: Path, monkeypatch:
 
 
 def test_a_large_file_is_not_kept_and_is_proven_when_it_is_packed(tmp_path: Path) -> None:
-    from dflashctl.runs.archive import write_archive
-
     (tmp_path / "w.bin").write_bytes(b"x" * (sources.KEEP_FILE_BYTES + 1))
     snapshot = take_snapshot(Deploy(include=["**"]), tmp_path)
     assert snapshot.files[0].content is None
@@ -322,8 +325,6 @@ def test_a_large_file_is_not_kept_and_is_proven_when_it_is_packed(tmp_path: Path
 
 def test_the_archive_names_contents_by_hash_and_holds_each_once(tmp_path: Path) -> None:
     import tarfile
-
-    from dflashctl.runs.archive import write_archive
 
     tree(tmp_path / "src", a="same", b="same", c="other")
     snapshot: Snapshot = take_snapshot(Deploy(include=["**"]), tmp_path / "src")

@@ -17,11 +17,10 @@ import pytest
 
 from dflashctl.agent import install, release
 from dflashctl.agent import tree as agent_tree
-from dflashctl.runs.archive import write_archive
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from install_box import PROGRAM, Box, Emit, refused
+from install_box import PROGRAM, Box, Emit, refused, write_archive
 
 
 @pytest.fixture
@@ -274,12 +273,3 @@ def test_what_a_killed_deploy_left_is_swept(box: Box) -> None:
     box.write("prog/a.py", "z = 1\n")
     box.deploy()
     assert box.litter() == [".incoming-beef.tar"], "another deploy may be pushing this one right now"
-
-
-def test_an_archive_that_was_given_up_is_discarded(box: Box) -> None:
-    request = box.request(box.snapshot())
-    assert box.archive(request["id"]).exists()
-    assert install.discard_archive(request, Emit()) == {"removed": True}
-    assert install.discard_archive(request, Emit()) == {"removed": False}
-    with refused("usage"):
-        install.discard_archive({**request, "id": "../../x"}, Emit())

@@ -1,0 +1,225 @@
+"""The deploy lock on the host: one deploy at a time for each container and code root.
+
+The lock is a flock on a file in a folder that only its owner can enter; the file says who holds it. The
+kernel frees it with its holder, so it cannot be stale; its holder removes the file. To break a lock is to end
+its holder, by verified identity.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import stat
+import time
+from types import TracebackType
+from typing import Any, Callable, Dict, Optional, Type
+
+from . import AgentError, proc
+
+POLL_S = 0.1
+SAY_EVERY_S = 2.0
+BREAK_TERM_S = 20.0
+"""So long its holder may clean up; then it is killed."""
+BREAK_KILL_S = 3.0
+
+Record = Dict[str, Any]
+
+
+def lock_folder() -> str:
+    """Root's is /run/dflashctl; anybody else's is below the home. Made if needed, closed to everyone else.
+
+    Raises AgentError("usage") when the name is taken by something that is not ours alone.
+    """
+    root = os.geteuid() == 0
+    folder = "/run/dflashctl" if root else os.path.expanduser("~/.local/state/dflashctl/locks")
+    try:
+        if not root:
+            os.makedirs(os.path.dirname(folder), 0o700, exist_ok=True)
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:
+            pass
+        info = os.lstat(folder)
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+            raise AgentError("usage", "is not a folder of ours; nothing was done", folder, "remove it")
+        if stat.S_IMODE(info.st_mode) & 0o077:
+            os.chmod(folder, 0o700)
+    except OSError as error:
+        raise AgentError("verification", "no place for the deploy lock: %s" % error, folder) from error
+    return folder
+
+
+def lock_path(container: Optional[int], code_root: str) -> str:
+    """The lock file of a code root; the same for everybody who deploys there through this host."""
+    place = "machine" if container is None else "ct%d" % container
+    digest = hashlib.sha256(os.fsencode(os.path.normpath(code_root))).hexdigest()[:12]
+    return os.path.join(lock_folder(), "%s-%s.lock" % (place, digest))
+
+
+class Broken(BaseException):
+    """Somebody broke our lock; raised out of whatever we were doing."""
+
+
+class HostLock:
+    """Context manager. Raises AgentError("locked") naming the holder when the wait is over.
+
+    While it is held, SIGTERM raises Broken in the main thread.
+    """
+
+    def __init__(self, path: str, record: Record, wait_s: float, on_wait: Callable[[Record], None]) -> None:
+        self._path = path
+        self._record = record
+        self._wait_s = wait_s
+        self._on_wait = on_wait
+        self._descriptor = -1
+
+    def __enter__(self) -> "HostLock":
+        deadline = time.monotonic() + self._wait_s
+        say_at = 0.0
+        while not self._try():
+            holder = read(self._path) or {}
+            if time.monotonic() >= deadline:
+                raise AgentError("locked", held_words(holder), self._path, _next_words(holder))
+            if time.monotonic() >= say_at:
+                say_at = time.monotonic() + SAY_EVERY_S
+                self._on_wait(holder)
+            time.sleep(POLL_S)
+        signal.signal(signal.SIGTERM, _on_term)
+        body = dict(self._record, at=time.time(), **proc.as_json(proc.own_identity()))
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, json.dumps(body).encode(), 0)
+        return self
+
+    def _try(self) -> bool:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed the file between our open and our lock.
+            if os.fstat(descriptor).st_ino == os.stat(self._path).st_ino:
+                self._descriptor, descriptor = descriptor, -1
+                return True
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        return False
+
+    def broken_by(self) -> str:
+        """Who broke it, once Broken was raised."""
+        return str((read(self._path) or {}).get("broken_by") or "somebody")
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            os.unlink(self._path)
+        except FileNotFoundError:
+            pass
+        finally:
+            os.close(self._descriptor)
+
+
+def _on_term(number: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: cleaning up must not be cut short
+    raise Broken()
+
+
+def read(path: str) -> Optional[Record]:
+    """What the lock file says, whether or not the lock is held; None when there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):  # held, but its holder has not written yet
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def holder(path: str) -> Optional[Record]:
+    """Who holds the lock now, with `held_s`; None when nobody does. {} for a holder without a name yet."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        found = read(path) or {}
+        if isinstance(found.get("at"), (int, float)):
+            found["held_s"] = max(time.time() - found["at"], 0.0)
+        return found
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def held_words(record: Record) -> str:
+    """anna@laptop (warm 12345678) is deploying here since 12 s ago."""
+    who = record.get("who") or "somebody"
+    what = " (%s)" % record["what"] if record.get("what") else ""
+    at = record.get("at")
+    since = " since %.0f s ago" % max(time.time() - at, 0) if isinstance(at, (int, float)) else ""
+    return "%s%s is deploying here%s" % (who, what, since)
+
+
+def _next_words(record: Record) -> str:
+    name = " -H %s" % record["host"] if record.get("host") else ""
+    return "wait for it: --wait 60. To look: dflashctl lock show%s" % name
+
+
+def lock_show(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
+    """request: container|null, code_root. Answers {"path", "holder": {...}|null}."""
+    path = lock_path(request.get("container"), request["code_root"])
+    return {"path": path, "holder": holder(path)}
+
+
+def lock_break(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
+    """End the process that holds the lock; it removes what it staged. request: container|null, code_root, by.
+
+    Answers {"holder": {...}|null (nobody held it), "killed": it had to be}. Raises AgentError("locked") when
+    the holder cannot be told for certain, or does not go.
+    """
+    path = lock_path(request.get("container"), request["code_root"])
+    found = holder(path)
+    if found is None:
+        return {"holder": None, "killed": False}
+    who = proc.as_identity(found)
+    if who is None or proc.living(who) is None:
+        raise AgentError("locked", "its holder cannot be told yet", path, "run it again in a moment")
+    _note_breaker(path, found, str(request.get("by") or "somebody"))
+    os.kill(who[0], signal.SIGTERM)
+    killed = False
+    if not _gone(who, BREAK_TERM_S):
+        killed = True
+        os.kill(who[0], signal.SIGKILL)
+        if not _gone(who, BREAK_KILL_S):
+            raise AgentError("locked", "pid %d cannot be killed" % who[0], path, "look at it on the host")
+    return {"holder": found, "killed": killed}
+
+
+def _note_breaker(path: str, found: Record, by: str) -> None:
+    body = {key: value for key, value in found.items() if key != "held_s"}
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        data = json.dumps(dict(body, broken_by=by)).encode()
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+    finally:
+        os.close(descriptor)
+
+
+def _gone(who: proc.Identity, within_s: float) -> bool:
+    end = time.monotonic() + within_s
+    while proc.living(who) is not None:
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.05)
+    return True
