@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lab_client import ssh
+from lab_client import inside, ssh
 
 if TYPE_CHECKING:
     from life_kit import Project
@@ -189,3 +189,30 @@ def test_a_container_that_was_restarted_names_nobody_of_today(project: Project) 
     assert "has already ended: it went without a trace" in told.stdout
     assert project.live()["a"]["id"] == new["run"]
     assert project.live()["a"]["leader"]["pid"] == new["pid"]
+
+
+def test_a_pid_that_was_given_out_again_is_left_alone(project: Project) -> None:
+    """The run's processes are gone without a trace, and a stranger has the leader's pid: same boot, same
+    container, same number, another start."""
+    launched = project.launch("a", "--gpus", "none")
+    recorded = project.inside(f"cat /workspace/.dflashctl/runs/{launched['run']}/supervisor.json").stdout
+    supervisor, leader = (json.loads(recorded)[name]["pid"] for name in ("supervisor", "leader"))
+    project.inside(f"kill -9 {supervisor} {leader}")
+    project.until(lambda: project.live() == {})
+    code = (
+        "import os, sys, time\n"
+        f"open('/proc/sys/kernel/ns_last_pid', 'w').write('{leader - 1}')\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    for fd in (0, 1, 2): os.close(fd)\n"
+        "    time.sleep(600)\n"
+    )
+    project.until(lambda: project.inside(f"test ! -e /proc/{leader}", check=False).returncode == 0)
+    assert inside(project.endpoint, [project.endpoint.python, "-I", "-c", code]).returncode == 0
+    try:
+        assert project.inside(f"test -e /proc/{leader}", check=False).returncode == 0, "nobody got that pid"
+        told = project.json("kill", "a")["runs"][0]
+        assert (told["outcome"], told["signalled"]) == ("already_ended", {"TERM": [], "KILL": []})
+        assert project.inside(f"test -e /proc/{leader}", check=False).returncode == 0
+    finally:
+        project.end(leader)
