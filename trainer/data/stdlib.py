@@ -1,8 +1,8 @@
 """The demo's real text: Python sources of the running interpreter's own standard library.
 
-One home of the rule that says which files are used and which are held out. The target's pretraining and the drafter's
-training both import it, so a held-out file is unseen by both. The rule depends on the relative path alone, so a file
-keeps its side when the Python version changes.
+One home of the rule that says which files are used and which are held out. The target's pretraining and the
+drafter's training both import it, so a held-out file is unseen by both. The rule depends on the relative path
+alone, so a file keeps its side when the Python version changes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import zlib
 from pathlib import Path
 
 HELD_OUT_ONE_IN = 25
-# Tests repeat themselves; encodings and pydoc_data are tables; lib2to3 and idlelib are gone or absent in some builds;
-# site-packages is not the standard library at all.
+# Tests repeat themselves; encodings and pydoc_data are tables; lib2to3 and idlelib are gone or absent in some
+# builds; site-packages is not the standard library at all.
 EXCLUDED_FOLDERS = frozenset(
     {
         "test",

@@ -1,0 +1,146 @@
+"""`python -m trainer train RECIPE` and `python -m trainer eval CHECKPOINT`.
+
+Imports nothing heavy before a command runs, so help and wrong recipes answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from trainer import config as configs
+from trainer.errors import ConfigError, TrainerError
+from trainer.machine import prepare_environment
+from trainer.runfiles import RunFiles
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train DFlash drafters, and measure them by real decoding.",
+)
+
+
+def read_recipe(path: Path) -> Any:
+    """The `train:` section of a recipe file.
+
+    Raises:
+        ConfigError: no such file, not YAML (with line and column), or no `train:` in it.
+    """
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the recipe: {error.strerror}", where=str(path)) from None
+    except UnicodeDecodeError:
+        raise ConfigError("the recipe is not UTF-8 text", where=str(path)) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise ConfigError(f"not YAML: {error.problem}", where=place) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not YAML: {error}", where=str(path)) from None
+    if not isinstance(recipe, dict) or "train" not in recipe:
+        raise ConfigError("the recipe has no train: section", where=str(path))
+    return recipe["train"]
+
+
+def run_folder() -> Path:
+    """The supervisor's folder for this run, or a new one under ./runs when run by hand."""
+    given = os.environ.get("DFLASH_RUN_DIR")
+    return Path(given) if given else Path("runs") / time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+
+
+def speaker(started: float) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - started:6.1f} s] {text}", flush=True)
+
+    return say
+
+
+@app.command()
+def train(recipe: Annotated[Path, typer.Argument(help="A recipe with a train: section.")]) -> None:
+    """Train a drafter as the recipe says; files go to $DFLASH_RUN_DIR, else to ./runs/<time>."""
+    prepare_environment()
+    files = RunFiles(run_folder())
+    files.listen()
+    files.enter("loading")
+    say = speaker(files.started)
+
+    def work() -> None:
+        config = configs.load(read_recipe(recipe))
+        from trainer.train import run  # torch comes in here
+
+        report = run(config, files, say)
+        if report is not None:
+            show(report.columns, report.rows, report.notes, report.headline)
+        say(f"done; files in {files.folder}")
+
+    raise SystemExit(guarded(work, files))
+
+
+def guarded(work: Callable[[], None], files: RunFiles | None) -> int:
+    """Run `work`; its failure becomes a message, root_cause.json and an exit code; only bugs keep a
+    traceback.
+    """
+    try:
+        work()
+    except TrainerError as error:
+        if files:
+            files.fail(error)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except Exception as error:
+        if files:
+            files.fail(error)
+        raise
+    return 0
+
+
+@app.command()
+def eval(
+    checkpoint: Annotated[Path, typer.Argument(help="A folder with a drafter (checkpoints/step-...).")],
+    target: Annotated[str, typer.Option(help="The target's folder.")],
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 24,
+    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode after each.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.01, help="Of the sampled figures.")] = 0.7,
+    seed: Annotated[int, typer.Option(min=0, help="Chooses the prompts.")] = 0,
+) -> None:
+    """Measure a drafter's acceptance length by real block-speculative decoding of held-out text."""
+    prepare_environment()
+
+    def work() -> None:
+        from trainer.evaluate_checkpoint import evaluate_checkpoint
+
+        section = configs.Evaluate(prompts=prompts, new_tokens=new_tokens, temperature=temperature)
+        report = evaluate_checkpoint(checkpoint, target, section, seed)
+        show(report.columns, report.rows, report.notes, report.headline)
+
+    raise SystemExit(guarded(work, None))
+
+
+def show(columns: list[str], rows: list[list[str]], notes: list[str], headline: str) -> None:
+    """The result, readable in a log file too."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False)
+    console.print(headline, markup=False, style="bold")
+
+
+def main() -> None:
+    app(prog_name="python -m trainer")

@@ -1,0 +1,286 @@
+"""The `train:` section of a recipe: dataclasses, importable without torch.
+
+`check(section)` lists every problem with its key path, so the laptop can refuse a recipe before anything
+travels; `load(section)` gives the TrainConfig that the trainer runs by. The rules of reading live in
+`trainer.schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trainer import schema
+from trainer.errors import ConfigError
+from trainer.schema import ranged
+
+# Decay constants that the method's authors pair with a block size; others need an explicit gamma.
+GAMMA_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The frozen model whose decoding is to become faster."""
+
+    path: str  # folder: absolute, or relative to the working folder or to the release
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on a CPU, bfloat16 on a GPU
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """Shape of the drafter; what is left out is taken from the target."""
+
+    layers: int = ranged(5, low=1)
+    block_size: int = ranged(16, low=2, high=64)
+    taps: list[int] | None = None  # 0-based target layers whose outputs are the context; null: spread evenly
+    tap_count: int | None = ranged(None, low=1)  # how many to spread; null: as many as layers
+    mask_token: str | None = None
+    mask_token_id: int | None = ranged(None, low=0)
+    init: Literal["random", "target"] = "random"  # target: copies of some of the target's own layers
+    init_layers: list[int] | None = None  # which, one for each drafter layer; null: the target's last ones
+    layer_types: list[str] | None = None  # full_attention | sliding_attention, one a layer
+    sliding_window: int | None = ranged(None, low=1)
+    intermediate_size: int | None = ranged(None, low=1)
+    attention_heads: int | None = ranged(None, low=1)
+    key_value_heads: int | None = ranged(None, low=1)
+    head_dim: int | None = ranged(None, low=2)
+    rope_theta: float | None = ranged(None, low=1.0)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where rows come from. `stdlib`: sources of the running interpreter's own standard library."""
+
+    source: Literal["stdlib"] = "stdlib"
+    row_tokens: int = ranged(256, low=16)
+    rows: int = ranged(1024, low=1)
+    continuations: bool = True  # the target continues short prompts; false: rows are the text itself, packed
+    states: Literal["cached", "online"] = (
+        "cached"  # of packed text: read by the target once, or at every step
+    )
+    prompt_tokens: int = ranged(48, low=1)
+    greedy_share: float = ranged(0.5, low=0.0, high=1.0)  # the other rows are sampled at `temperature`
+    temperature: float = ranged(0.7, low=0.01)
+    batch: int = ranged(128, low=1)
+    budget_s: float | None = ranged(None, low=0.1)  # stop making rows after this time
+    max_bad_rows: int = ranged(
+        8, low=0
+    )  # rows with non-finite hidden states that are skipped before the run ends
+
+
+@dataclass(frozen=True)
+class Objective:
+    anchors_per_document: int = ranged(512, low=1)
+    anchors_per_row: int | None = ranged(None, low=1)  # the fixed width; null: the most that any row can have
+    replays: int = ranged(1, low=1)  # draws of anchors, and passes, per batch of rows and optimizer step
+    weighting: Literal["decay", "dpace"] = "decay"
+    gamma: float | None = ranged(None, low=0.01)  # null: by block size
+    dpace_alpha: float = ranged(0.5, low=0.0, high=1.0)
+    labels: Literal["data", "target", "kl"] = "data"
+    input_noise: float = ranged(0.0, low=0.0)  # uniform in +-input_noise on the context's hidden states
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters whose names match a pattern (fnmatch); each parameter must be in exactly one group."""
+
+    name: str
+    match: list[str]
+    algorithm: Literal["adamw", "muon"] = "adamw"  # muon: orthogonalised momentum, for matrices only
+    lr_scale: float = ranged(1.0, low=0.0)
+    weight_decay: float = ranged(0.0, low=0.0)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    lr: float = ranged(6e-4, low=0.0)
+    beta1: float = ranged(0.9, low=0.0, high=0.9999)
+    beta2: float = ranged(0.95, low=0.0, high=0.999999)
+    eps: float = ranged(1e-8, low=0.0)
+    momentum: float = ranged(0.95, low=0.0, high=0.9999)  # muon's
+    clip: float = ranged(1.0, low=0.0)  # largest norm of the whole gradient; 0: no clipping
+    groups: list[ParameterGroup] = field(
+        default_factory=lambda: [
+            ParameterGroup("matrices", ["*_proj.weight", "fc.weight"]),
+            ParameterGroup("norms", ["*norm.weight", "*.bias"]),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    kind: Literal["cosine", "constant_linear"] = "cosine"
+    warmup_steps: int | None = ranged(None, low=0)  # null: 4 % of the steps; 20 when the budget is time
+    constant_share: float = ranged(
+        0.5, low=0.0, high=1.0
+    )  # constant_linear: share of the run before the descent
+    floor: float = ranged(0.0, low=0.0, high=1.0)  # last learning rate over the peak
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When training ends: the first of what is given."""
+
+    steps: int | None = ranged(None, low=1)
+    train_s: float | None = ranged(None, low=0.1)
+    total_s: float | None = ranged(
+        None, low=1.0
+    )  # the whole program, with the last evaluation's time set aside
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Real block-speculative decoding of held-out prompts, before and after training."""
+
+    prompts: int = ranged(24, low=0)  # 0: no evaluation
+    prompts_before: int | None = ranged(None, low=0)  # null: as many
+    prompt_tokens: int = ranged(64, low=2)
+    new_tokens: int = ranged(128, low=2)
+    first_tokens: int = ranged(32, low=1)
+    temperature: float = ranged(0.7, low=0.01)
+    lookup_ngram: int = ranged(3, low=1)
+    every_s: float | None = ranged(None, low=1.0)  # a small greedy measurement during training
+    every_prompts: int = ranged(8, low=1)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    every_s: float | None = ranged(None, low=1.0)
+    keep: int = ranged(2, low=1)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Compile policy of the threaded topology; the colocated one runs eagerly, and says so."""
+
+    mode: Literal["eager", "inductor", "reduce-overhead", "reduce-overhead-no-trees"] = "eager"
+    tls: Literal["none", "local", "stashed"] = "none"
+    warmup: Literal["lazy", "main-thread", "own-thread"] = "lazy"
+    start: Literal["parallel", "sequential"] = "parallel"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    target: Target
+    seed: int = ranged(0, low=0)
+    token_budget: int = ranged(2048, low=16)  # context tokens of one batch: token_budget // row_tokens rows
+    micro_rows: int | None = ranged(None, low=1)  # rows of one forward; null: the whole batch
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = (
+        "auto"  # of the drafter's products; weights stay float32
+    )
+    attention: Literal["auto", "dense", "flex"] = "auto"  # dense: a boolean mask; flex: GPU block mask
+    threads: int | None = ranged(None, low=1)  # null: the cores that this process may use
+    report_every_s: float = ranged(2.0, low=0.0)
+    topology: Literal["colocated", "split", "threads", "auto"] = "colocated"
+    drafter: Drafter = field(default_factory=Drafter)
+    data: Data = field(default_factory=Data)
+    objective: Objective = field(default_factory=Objective)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    budget: Budget = field(default_factory=lambda: Budget(steps=1000))
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    policy: Policy = field(default_factory=Policy)
+
+    @property
+    def batch_rows(self) -> int:
+        return self.token_budget // self.data.row_tokens
+
+    @property
+    def gamma(self) -> float:
+        if self.objective.gamma is not None:
+            return self.objective.gamma
+        return GAMMA_BY_BLOCK_SIZE[self.drafter.block_size]
+
+
+def _across_keys(config: TrainConfig) -> list[str]:
+    """Problems that no single key shows."""
+    drafter, data, found = config.drafter, config.data, []
+    if config.batch_rows < 1:
+        found.append(
+            f"token_budget: {config.token_budget} is less than one row (data.row_tokens {data.row_tokens})"
+        )
+    elif config.micro_rows is not None and config.batch_rows % config.micro_rows:
+        found.append(f"micro_rows: {config.micro_rows} does not divide the batch of {config.batch_rows} rows")
+    if (
+        config.objective.weighting == "decay"
+        and config.objective.gamma is None
+        and drafter.block_size not in GAMMA_BY_BLOCK_SIZE
+    ):
+        known = ", ".join(str(size) for size in sorted(GAMMA_BY_BLOCK_SIZE))
+        found.append(
+            f"objective.gamma: needed, block size {drafter.block_size} has no usual value (only {known} do)"
+        )
+    if drafter.mask_token is not None and drafter.mask_token_id is not None:
+        found.append("drafter.mask_token_id: given twice, drafter.mask_token is there too")
+    if drafter.mask_token is None and drafter.mask_token_id is None:
+        found.append("drafter.mask_token: needed (or drafter.mask_token_id)")
+    if drafter.taps is not None and drafter.tap_count is not None:
+        found.append("drafter.tap_count: drafter.taps already says which")
+    if drafter.init_layers is not None and drafter.init != "target":
+        found.append("drafter.init_layers: only with init: target")
+    if drafter.init_layers is not None and len(drafter.init_layers) != drafter.layers:
+        found.append(f"drafter.init_layers: {len(drafter.init_layers)} for {drafter.layers} layers")
+    found += _layer_type_problems(drafter)
+    if data.continuations and data.prompt_tokens + drafter.block_size > data.row_tokens:
+        found.append(
+            f"data.prompt_tokens: {data.prompt_tokens} leaves no block in a row of {data.row_tokens}"
+        )
+    if config.budget == Budget():
+        found.append("budget: one of steps, train_s, total_s is needed")
+    return found
+
+
+def _layer_type_problems(drafter: Drafter) -> list[str]:
+    types, found = drafter.layer_types, []
+    if types is None:
+        if drafter.sliding_window is not None:
+            found.append("drafter.sliding_window: no layer slides; name some in drafter.layer_types")
+        return found
+    if len(types) != drafter.layers:
+        found.append(f"drafter.layer_types: {len(types)} names for {drafter.layers} layers")
+    for index, name in enumerate(types):
+        if name not in ("full_attention", "sliding_attention"):
+            path = f"drafter.layer_types[{index}]"
+            found.append(schema.unknown_value(path, name, ["full_attention", "sliding_attention"]))
+    if "sliding_attention" in types and drafter.sliding_window is None:
+        found.append("drafter.sliding_window: needed, drafter.layer_types has sliding layers")
+    if drafter.sliding_window is not None and drafter.sliding_window < drafter.block_size:
+        found.append(
+            f"drafter.sliding_window: {drafter.sliding_window} is less than a block ({drafter.block_size})"
+        )
+    return found
+
+
+def _read(section: Mapping[str, Any]) -> tuple[TrainConfig | None, list[str]]:
+    problems: list[str] = []
+    config = schema.build(TrainConfig, section, "", problems)
+    if not problems:
+        problems += _across_keys(config)
+    return (None, problems) if problems else (config, [])
+
+
+def check(section: Any) -> list[str]:
+    """Every problem of a `train:` section, as "key.path: what is wrong"; empty when it can be run.
+
+    Needs no torch and reads no file: whether the target exists is known where the run happens.
+    """
+    if not isinstance(section, Mapping):
+        return [f"train: expected keys and values, found {schema.kind_of(section)}"]
+    return [f"train.{problem}" for problem in _read(section)[1]]
+
+
+def load(section: Any) -> TrainConfig:
+    """The configuration of a `train:` section.
+
+    Raises:
+        ConfigError: with every problem on its own line.
+    """
+    problems = check(section)
+    if problems:
+        raise ConfigError("\n".join(problems), next="mend these keys of the recipe")
+    config, _ = _read(section)
+    assert config is not None
+    return config

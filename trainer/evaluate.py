@@ -1,0 +1,189 @@
+"""Acceptance length by real decoding, and whether the output is exactly the target's own.
+
+Acceptance length = tokens emitted / target verification forward passes, pooled over prompts, the prompts' own
+pass excluded. Greedy text of a small model soon repeats itself, which flatters any drafter: the first tokens
+and sampled text are measured too, and prompt-lookup decoding, which needs no drafter, stands beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from trainer.config import Evaluate
+from trainer.decode import Beat, Choose, FixedNoise, Output, greedy, plain, speculative
+from trainer.model.drafter import Drafter
+from trainer.model.target import Target
+
+NOISE_SEED = 20_240_229  # fixed for ever: measurements of different runs share their luck
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One way of drafting, over all prompts."""
+
+    acceptance_length: float
+    first: float  # over the passes that begin within the first tokens
+    histogram: dict[int, int] = field(default_factory=dict)  # tokens emitted by a pass -> passes
+    equal: int = 0  # prompts whose text is the target's own, token by token
+    prompts: int = 0
+
+    @property
+    def lossless(self) -> bool:
+        return self.equal == self.prompts
+
+
+@dataclass(frozen=True)
+class Measurement:
+    greedy: Figure
+    sampled: Figure
+
+
+def acceptance(emitted: Sequence[Sequence[int]], first_tokens: int | None = None) -> float:
+    """Pooled tokens per pass; with `first_tokens`, over each prompt's passes that begin before so many
+    tokens.
+    """
+    tokens = passes = 0
+    for counts in emitted:
+        done = 0
+        for count in counts:
+            if first_tokens is not None and done >= first_tokens:
+                break
+            done += count
+            tokens += count
+            passes += 1
+    return tokens / passes if passes else 0.0
+
+
+def figure(outputs: Sequence[Output], own: Sequence[Output], first_tokens: int) -> Figure:
+    """The figures of speculative `outputs` against the target's `own` texts, at least as long."""
+    emitted = [output.emitted for output in outputs]
+    equal = sum(
+        output.tokens == reference.tokens[: len(output.tokens)]
+        for output, reference in zip(outputs, own, strict=True)
+    )
+    histogram = Counter(count for counts in emitted for count in counts)
+    return Figure(
+        acceptance(emitted),
+        acceptance(emitted, first_tokens),
+        dict(sorted(histogram.items())),
+        equal,
+        len(own),
+    )
+
+
+def lookup_draft(text: Sequence[int], longest: int, count: int) -> list[int]:
+    """Prompt-lookup drafting: what followed the latest earlier occurrence of the text's last tokens.
+
+    The longest n-gram from `longest` down to one token that occurred before decides; up to `count` tokens.
+    """
+    for size in range(min(longest, len(text) - 1), 0, -1):
+        ending = tuple(text[-size:])
+        for start in range(len(text) - size - 1, -1, -1):
+            if tuple(text[start : start + size]) == ending:
+                return list(text[start + size : start + size + count])
+    return []
+
+
+def lookup(prompt: Sequence[int], own: Output, new_tokens: int, longest: int, block_size: int) -> Output:
+    """Prompt-lookup decoding, replayed on the target's own text.
+
+    Verification keeps what the target says itself, so the outcome follows from the target's text alone.
+    """
+    output = Output([own.tokens[0]])
+    length = min(new_tokens, len(own.tokens))  # shorter when the text ended
+    while len(output.tokens) < length:
+        done = len(output.tokens)
+        drafted = lookup_draft([*prompt, *output.tokens], longest, block_size - 1)
+        truth = own.tokens[done : done + block_size]
+        right = 0
+        while right < min(len(drafted), len(truth) - 1) and drafted[right] == truth[right]:
+            right += 1
+        output.tokens += truth[: right + 1]
+        output.emitted.append(right + 1)
+    return output
+
+
+def repeated_ngrams(outputs: Sequence[Output], size: int = 8) -> float:
+    """Share of the texts' n-grams that occurred earlier in the same text."""
+    repeats = total = 0
+    for output in outputs:
+        seen: set[tuple[int, ...]] = set()
+        for start in range(len(output.tokens) - size + 1):
+            ngram = tuple(output.tokens[start : start + size])
+            repeats += ngram in seen
+            seen.add(ngram)
+            total += 1
+    return repeats / total if total else 0.0
+
+
+class Evaluator:
+    """Measures drafters on fixed prompts; what depends on the target alone is computed once.
+
+    Decode in float32: in bfloat16 a target's two best tokens are too often equal for an exact comparison.
+    """
+
+    def __init__(
+        self, target: Target, prompts: Tensor, section: Evaluate, block_size: int, beat: Beat = lambda: None
+    ) -> None:
+        self.target, self.prompts, self.section = target, prompts, section
+        self.block_size, self.beat = block_size, beat
+        # A block may go past `new_tokens` by all but one of its tokens.
+        self.longest = section.new_tokens + block_size
+        self.noise = FixedNoise(
+            section.temperature,
+            target.vocabulary,
+            prompts.shape[1] + self.longest + block_size + 1,
+            NOISE_SEED,
+        )
+        end = target.config.eos_token_id
+        self.end_id: int | None = end if isinstance(end, int) else None
+        self.expected_s = 0.0  # of the next measurement of all prompts, judged by the last
+        self.own_greedy = plain(target, prompts, self.longest, greedy, self.end_id, beat)
+        self.own_sampled = plain(target, prompts, self.longest, self.noise, self.end_id, beat)
+
+    def measure(self, drafter: Drafter, prompts: int | None = None) -> Measurement:
+        """Real speculative decoding of the first `prompts` prompts, greedy and sampled."""
+        started = time.monotonic()
+        measured = Measurement(
+            self._figure(drafter, greedy, self.own_greedy, prompts),
+            self._figure(drafter, self.noise, self.own_sampled, prompts),
+        )
+        share = measured.greedy.prompts / len(self.prompts)
+        self.expected_s = (time.monotonic() - started) / share
+        return measured
+
+    def measure_greedy(self, drafter: Drafter, prompts: int, new_tokens: int) -> float:
+        """A quick look during training."""
+        outputs = speculative(
+            self.target, drafter, self.prompts[:prompts], new_tokens, greedy, self.end_id, self.beat
+        )
+        return acceptance([output.emitted for output in outputs])
+
+    def _figure(self, drafter: Drafter, choose: Choose, own: list[Output], prompts: int | None) -> Figure:
+        section = self.section
+        outputs = speculative(
+            self.target, drafter, self.prompts[:prompts], section.new_tokens, choose, self.end_id, self.beat
+        )
+        return figure(outputs, own[:prompts], section.first_tokens)
+
+    def lookup(self) -> Measurement:
+        """Prompt-lookup decoding of the same prompts, with as many drafted tokens a pass."""
+        return Measurement(self._lookup(self.own_greedy), self._lookup(self.own_sampled))
+
+    def _lookup(self, own: list[Output]) -> Figure:
+        section = self.section
+        outputs = [
+            lookup(prompt, each, section.new_tokens, section.lookup_ngram, self.block_size)
+            for prompt, each in zip(self.prompts.tolist(), own, strict=True)
+        ]
+        return figure(outputs, own, section.first_tokens)
+
+    @property
+    def repetition(self) -> float:
+        """Share of repeated 8-grams in the target's greedy text."""
+        return repeated_ngrams(self.own_greedy)

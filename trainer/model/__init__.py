@@ -1,0 +1,1 @@
+"""The frozen target with its taps, and the drafter that reads them."""

@@ -1,0 +1,123 @@
+"""Building a drafter for a target, and refusing a pair that cannot work, before any weights load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config import Drafter as DrafterSection
+from trainer.errors import ConfigError
+from trainer.model.drafter_config import DrafterConfig, read_rope
+from trainer.model.taps import check_taps, default_taps
+
+
+def mask_token_id(section: DrafterSection, token_ids: Mapping[str, int], vocabulary: int) -> int:
+    """The id of the mask token: a row that exists in the target's embedding, for the drafter ships none.
+
+    Args:
+        token_ids: the tokenizer's vocabulary; consulted only when the recipe names a token.
+    """
+    found = section.mask_token_id
+    if found is None:
+        assert section.mask_token is not None  # trainer.config asks for one of the two
+        if section.mask_token not in token_ids:
+            raise ConfigError(
+                f"the target's tokenizer has no token {section.mask_token!r}",
+                where="train.drafter.mask_token",
+                next="name another token, or give drafter.mask_token_id",
+            )
+        found = token_ids[section.mask_token]
+    if found >= vocabulary:
+        raise ConfigError(
+            f"mask token id {found} is outside the target's embedding of {vocabulary:,} rows",
+            where="train.drafter.mask_token_id",
+            next=f"use an unused id below {vocabulary:,}",
+        )
+    return found
+
+
+def check_tokenizer(size: int, vocabulary: int, where: str) -> None:
+    """The tokenizer may be smaller than the embedding (padded rows), never larger."""
+    if size > vocabulary:
+        raise ConfigError(
+            f"the tokenizer has {size:,} tokens, the target's embedding only {vocabulary:,} rows",
+            where=where,
+            next="the tokenizer and the model of the target do not belong together",
+        )
+
+
+def drafter_config(section: DrafterSection, target: Mapping[str, Any], mask_id: int) -> DrafterConfig:
+    """The drafter's shape: the recipe's wishes, else the target's own dimensions.
+
+    Args:
+        target: the target's config.json (text part).
+    """
+    layers = int(target["num_hidden_layers"])
+    taps = section.taps
+    if taps is None:
+        taps = default_taps(layers, section.tap_count or section.layers)
+    theta, scaling = read_rope(target)
+    heads = section.attention_heads or int(target["num_attention_heads"])
+    groups = section.key_value_heads or int(target.get("num_key_value_heads") or heads)
+    if heads % groups:
+        raise ConfigError(
+            f"{heads} attention heads cannot share {groups} key/value heads",
+            where="train.drafter.attention_heads",
+        )
+    head_dim = section.head_dim or target.get("head_dim") or int(target["hidden_size"]) // heads
+    return DrafterConfig(
+        hidden_size=int(target["hidden_size"]),
+        intermediate_size=section.intermediate_size or int(target["intermediate_size"]),
+        num_hidden_layers=section.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        head_dim=int(head_dim),
+        vocab_size=int(target["vocab_size"]),
+        block_size=section.block_size,
+        num_target_layers=layers,
+        taps=tuple(check_taps(taps, layers)),
+        mask_token_id=mask_id,
+        layer_types=tuple(section.layer_types or ["full_attention"] * section.layers),
+        sliding_window=section.sliding_window,
+        rms_norm_eps=float(target.get("rms_norm_eps", 1e-6)),
+        max_position_embeddings=int(target.get("max_position_embeddings", 32768)),
+        rope_theta=section.rope_theta or theta,
+        rope_scaling=scaling,
+        bos_token_id=_single(target.get("bos_token_id")),
+        eos_token_id=_single(target.get("eos_token_id")),
+        pad_token_id=_single(target.get("pad_token_id")),
+    )
+
+
+def _single(token: Any) -> int | None:
+    return token[0] if isinstance(token, list) else token
+
+
+def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], drafter_at: str, target_at: str) -> None:
+    """Refuse a drafter that was made for another target.
+
+    Raises:
+        ConfigError: names both, and every shape that differs.
+    """
+    wanted = {
+        "hidden_size": drafter.hidden_size,
+        "num_hidden_layers": drafter.num_target_layers,
+        "vocab_size": drafter.vocab_size,
+    }
+    differs = [
+        f"{key} {value:,} there, {int(target[key]):,} here"
+        for key, value in wanted.items()
+        if int(target[key]) != value
+    ]
+    if differs:
+        kind = (target.get("architectures") or ["model"])[0]
+        raise ConfigError(
+            f"this drafter was made for another target than {target_at} ({kind}): {'; '.join(differs)}",
+            where=drafter_at,
+            next="give the target that it was trained with",
+        )
+    check_taps(drafter.taps, int(target["num_hidden_layers"]))
+    if drafter.mask_token_id >= int(target["vocab_size"]):
+        raise ConfigError(
+            f"mask token id {drafter.mask_token_id} is outside the target's embedding", where=drafter_at
+        )

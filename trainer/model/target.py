@@ -1,0 +1,231 @@
+"""The frozen target: its taps, its embedding and its head.
+
+Any decoder that transformers loads as a causal language model. Rows R, tokens S, hidden H, taps K, vocabulary
+V.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.errors import ConfigError
+from trainer.model.taps import check_taps
+
+PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True)
+class States:
+    """What the target computed for rows of tokens."""
+
+    taps: Tensor  # [R, S, K * H], side by side in the order of the taps
+    final: Tensor | None = (
+        None  # [R, S, H], what the head reads; None when the target stopped at its last tap
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The target's config.json, its text part when it also has others.
+
+    Raises:
+        ConfigError: no such folder, or not JSON.
+    """
+    where = str(path / "config.json")
+    try:
+        data = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            "no target there", where=where, next="check target.path, or deploy the target's folder"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not a JSON file: {error}", where=where) from None
+    text = data.get("text_config", data)
+    return {**text, "architectures": data.get("architectures") or text.get("architectures")}
+
+
+class Target:
+    """A frozen model that gives hidden states at its taps.
+
+    `trunk` is the same decoder cut after its last tap (modules shared, nothing copied), so what no tap and no
+    label needs is not computed.
+    """
+
+    def __init__(self, model: nn.Module, taps: Sequence[int]) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.decoder: Any = model.get_decoder()  # type: ignore[operator]
+        self.config = self.decoder.config
+        # Extra layers past num_hidden_layers (multi-token prediction) belong to no forward pass, so to no
+        # tap.
+        self.layer_count = int(self.config.num_hidden_layers)
+        self.taps = check_taps(taps, self.layer_count)
+        self.embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
+        head: Any = model.get_output_embeddings()  # type: ignore[operator]
+        if getattr(head, "bias", None) is not None:
+            raise ConfigError("the target's head has a bias; drafters use its weight alone", where="target")
+        self.head_weight: Tensor = head.weight
+        self.trunk = self._cut(self.taps[-1] + 1)
+        self.layer_types = list(
+            getattr(self.config, "layer_types", None) or ["full_attention"] * self.layer_count
+        )
+        self._recorded: dict[int, Tensor] | None = None
+        for tap in self.taps:
+            self.decoder.layers[tap].register_forward_hook(self._recorder(tap))
+        parameters = inspect.signature(type(self.decoder).forward).parameters
+        self.cache_keyword = "cache" if "cache" in parameters else "past_key_values"
+
+    @property
+    def device(self) -> torch.device:
+        return self.head_weight.device
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.head_weight.shape[1])
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding; a token id must be less."""
+        return int(self.head_weight.shape[0])
+
+    @property
+    def attention_only(self) -> bool:
+        """False when some layers carry a recurrent state that cannot be cropped or masked by document."""
+        return set(self.layer_types) <= PLAIN_LAYERS
+
+    def _cut(self, layers: int) -> Any:
+        trunk = copy.copy(self.decoder)
+        # copy.copy shares the module table; a table of its own lets `layers` differ.
+        trunk._modules = dict(self.decoder._modules)
+        trunk._modules["layers"] = nn.ModuleList(list(self.decoder.layers)[:layers])
+        return trunk
+
+    def _recorder(self, tap: int) -> Any:
+        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            if self._recorded is not None:
+                self._recorded[tap] = output[0] if isinstance(output, tuple) else output
+
+        return keep
+
+    @contextmanager
+    def recording(self) -> Iterator[dict[int, Tensor]]:
+        """Collect the taps' outputs of the forward passes inside."""
+        self._recorded = {}
+        try:
+            yield self._recorded
+        finally:
+            self._recorded = None
+
+    def join(self, recorded: dict[int, Tensor]) -> Tensor:
+        return torch.cat([recorded[tap] for tap in self.taps], dim=-1)
+
+    @torch.no_grad()
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None = None,
+        cache: Any = None,
+        full: bool = False,
+    ) -> States:
+        """One forward pass.
+
+        Args:
+            tokens, positions: [R, S].
+            mask: [R, 1, S, cached + S] bool, true where seen; None: the model's own causal mask.
+            cache: a transformers Cache that already holds earlier tokens, and gets these.
+            full: run every layer and the final norm, for labels or for decoding.
+        """
+        decoder = self.decoder if full else self.trunk
+        arguments: dict[str, Any] = {"use_cache": cache is not None}
+        if cache is not None:
+            arguments[self.cache_keyword] = cache
+        with self.recording() as recorded:
+            output = decoder(input_ids=tokens, position_ids=positions, attention_mask=mask, **arguments)
+            return States(self.join(recorded), output.last_hidden_state if full else None)
+
+    def states(self, tokens: Tensor, positions: Tensor, documents: Tensor, full: bool = False) -> States:
+        """States of packed rows in which no document sees another.
+
+        Args:
+            tokens, positions, documents: [R, S]; documents rise along a row; positions restart with each.
+        """
+        if bool((documents == documents[:, :1]).all()):
+            return self.run(tokens, positions, full=full)
+        if set(self.layer_types) == {"full_attention"}:
+            return self.run(tokens, positions, mask=document_mask(documents), full=full)
+        return self._one_document_at_a_time(tokens, positions, documents, full)
+
+    def _one_document_at_a_time(
+        self, tokens: Tensor, positions: Tensor, documents: Tensor, full: bool
+    ) -> States:
+        """For targets whose layers slide or carry a state: correct for every architecture, and slow."""
+        taps = torch.zeros(
+            *tokens.shape, len(self.taps) * self.hidden_size, dtype=self.dtype, device=self.device
+        )
+        final = (
+            torch.zeros(*tokens.shape, self.hidden_size, dtype=self.dtype, device=self.device)
+            if full
+            else None
+        )
+        for row in range(tokens.shape[0]):
+            _, lengths = documents[row].unique_consecutive(return_counts=True)
+            start = 0
+            for length in lengths.tolist():
+                part = slice(start, start + length)
+                got = self.run(tokens[row : row + 1, part], positions[row : row + 1, part], full=full)
+                taps[row, part] = got.taps[0]
+                if final is not None and got.final is not None:
+                    final[row, part] = got.final[0]
+                start += length
+        return States(taps, final)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head_weight.dtype
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.nn.functional.linear(hidden, self.head_weight)
+
+
+def document_mask(documents: Tensor) -> Tensor:
+    """[R, 1, S, S] bool: causal, and within one document."""
+    size = documents.shape[1]
+    causal = torch.ones(size, size, dtype=torch.bool, device=documents.device).tril()
+    return (causal & (documents[:, :, None] == documents[:, None, :]))[:, None]
+
+
+def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: torch.device) -> Target:
+    """Load the model in `path` (config.json and safetensors), frozen.
+
+    Raises:
+        ConfigError: it cannot be loaded, or its files do not hold all its weights.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # a log file is no place for it
+
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, output_loading_info=True, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"transformers cannot load the target: {first}",
+            where=str(path),
+            next="it must hold config.json and safetensors",
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would fill these with random numbers and only warn
+        raise ConfigError(f"{len(missing)} weights are missing, {missing[0]} first", where=str(path))
+    return Target(model.to(device), taps)
