@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # for gpu_kit
+
 from dflashctl.agent import launch, proc, runfolder, stop, waiting
 from dflashctl.agent.signals import send_signal
 
