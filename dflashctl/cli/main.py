@@ -24,12 +24,17 @@ from dflashctl.errors import DflashError, ExitCode
 
 VERBS: dict[str, str] = {
     "deploy": "Ship the recipe's code and prove inside that it arrived",
+    "rollback": "Make an older release current again",
+    "releases": "List the releases that are there",
+    "diff": "Compare the files here with a release, and find what was changed in it",
+    "lock": "The deploy lock: show, break",
     "launch": "Start a tagged run in the background, once its GPUs are free",
     "status": "Say what every run is doing, with the evidence",
     "kill": "End a run with its whole family and prove its GPUs free",
     "logs": "Show a run's log",
     "runs": "List past and present runs and what was learnt",
     "explain": "Look for known failures in a run's log, and say what helps",
+    "stacks": "Show where every process of a run stands in its code",
     "gpu": "Show the GPUs and who holds them",
     "lab": "The embedded test host: up, down, status",
     "host": "The machines of hosts.yaml: list, trust",
