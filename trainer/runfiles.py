@@ -7,6 +7,7 @@ go on beating while the main thread hangs, and a wedged run would look alive.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -190,7 +191,9 @@ class RunFiles:
         """From now on SIGTERM and SIGINT end the run at its next `beat`, and an exception in any thread at
         once.
 
-        A second signal of a kind ends the process immediately. Main thread only.
+        A second signal of a kind ends the process immediately. SIGUSR1 ends nothing: faulthandler writes all
+        threads' stacks into `stacks-<pid>.txt` in the run's folder, also while Python itself hangs. Main
+        thread only.
         """
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -200,6 +203,8 @@ class RunFiles:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
         threading.excepthook = self._thread_failed
+        self._stacks = (self.folder / f"stacks-{os.getpid()}.txt").open("w")
+        faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
 
     def _thread_failed(self, details: threading.ExceptHookArgs) -> None:
         """A dead thread would leave the others waiting for it for ever."""

@@ -1,0 +1,50 @@
+"""`dflashctl stacks`: where every process of a run stands in its code."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
+
+app = typer.Typer()
+TagArgument = Annotated[
+    str | None, typer.Argument(help="A run's tag; without it the only live run.", show_default=False)
+]
+AgainOption = Annotated[float, typer.Option("--again", help="Seconds between the looks.", min=0.1, max=60)]
+
+
+@app.command()
+def stacks(
+    tag: TagArgument = None,
+    host: HostOption = None,
+    again: AgainOption = 3.0,
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Show the Python stacks of every process of a run, looked at twice; what did not move is marked.
+
+    By py-spy inside, else py-spy on the host, else the program's own faulthandler. Nothing is ended by this.
+    """
+    from dflashctl.config import load_hosts
+    from dflashctl.errors import UsageError
+    from dflashctl.remote.factory import open_engine
+    from dflashctl.render import stacks as render
+    from dflashctl.render.json import emit
+    from dflashctl.render.table import show
+    from dflashctl.runs.stacks import read_stacks
+
+    with open_engine(load_hosts().host(host)) as engine:
+        found = read_stacks(engine, tag, again_s=again)
+    if json:
+        emit("dflashctl.stacks/1", render.document(found))
+    else:
+        show(render.shown(found))
+    if not any(each.how for each in found.processes):
+        reasons = dict.fromkeys(reason for each in found.processes for reason in each.problems)
+        raise UsageError(
+            "no stack of any process could be read",
+            where=found.host,
+            next="; ".join(reasons) + ". Install py-spy beside the run's Python, or on the host",
+        )
