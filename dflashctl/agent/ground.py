@@ -21,17 +21,18 @@ def ready(folder: str, create: bool) -> str:
         try:
             os.makedirs(folder, 0o755, exist_ok=True)
         except OSError as error:
-            raise explain(error, _existing(folder)) from error
+            raise explain(error, existing(folder)) from error
         finally:
             os.umask(mask)
-    found = _existing(folder)
+    found = existing(folder)
     if not os.access(found, os.W_OK | os.X_OK):
         read_only = os.statvfs(found).f_flag & os.ST_RDONLY
         raise explain(OSError(errno.EROFS if read_only else errno.EACCES, ""), found)
     return found
 
 
-def _existing(path: str) -> str:
+def existing(path: str) -> str:
+    """The folder, or its nearest parent that is there."""
     while not os.path.isdir(path):
         if os.path.lexists(path) and not os.path.islink(path):
             raise AgentError("verification", "is a file, but a folder is needed here", path)

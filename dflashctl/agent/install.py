@@ -25,7 +25,8 @@ Request = Dict[str, Any]
 def release_facts(request: Request, emit: Any) -> Dict[str, Any]:
     """What a deploy must know before it decides what to send.
 
-    request: code_root, state_dir, want [sha256], prepare (create code_root; false for a dry run), install (a
+    request: code_root, state_dir, want [sha256], prepare (create code_root; false for a dry
+    run, null for a mere look), install (a
     request of install_release, or null): when that release is here already, nothing has to be sent, and it is
     proven and made current at once; its answer is then "proof".
     Answers now (this machine's clock), have [sha256] (claimed by manifests of releases that are here),
@@ -34,7 +35,9 @@ def release_facts(request: Request, emit: Any) -> Dict[str, Any]:
     Raises AgentError("verification") when nothing can be written there.
     """
     code_root = request["code_root"]
-    space = os.statvfs(ground.ready(code_root, create=bool(request.get("prepare"))))
+    prepare = request.get("prepare")
+    place = ground.existing(code_root) if prepare is None else ground.ready(code_root, create=bool(prepare))
+    space = os.statvfs(place)
     answer = {
         "now": time.time(),
         "python": sys.executable,

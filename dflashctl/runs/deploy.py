@@ -211,7 +211,7 @@ class _Work:
             return "nothing was switched; deploy again when you like"
         with contextlib.suppress(DflashError, OSError, KeyboardInterrupt):
             host = self._engine.host
-            request = {"code_root": host.code_root, "state_dir": host.state_dir, "prepare": False}
+            request = {"code_root": host.code_root, "state_dir": host.state_dir, "prepare": None}
             facts = call(self._engine, "release_facts", request, timeout_s=ASK_TIMEOUT_S)
             if facts["current"] == release:
                 return f"it was switched already: current -> {release[:8]}"

@@ -45,7 +45,7 @@ def check_name(release: str | None) -> str | None:
 def read_releases(engine: Engine) -> dict[str, Any]:
     """Facts of agent/install.py's release_facts; changes nothing."""
     host = engine.host
-    request = {"code_root": host.code_root, "state_dir": host.state_dir, "prepare": False}
+    request = {"code_root": host.code_root, "state_dir": host.state_dir, "prepare": None}
     return call(engine, "release_facts", request, timeout_s=FACTS_TIMEOUT_S)
 
 

@@ -15,65 +15,15 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import hostlock, release
-from dflashctl.config.hosts import HostEntry, complete
 from dflashctl.config.resolve import read_recipe
 from dflashctl.errors import Locked, Unreachable, UsageError, VerificationFailed
-from dflashctl.remote.engine import Engine
-from dflashctl.remote.local import LocalEngine
 from dflashctl.runs import deploy as runs
-from dflashctl.runs.deploy import Deployed, read_source
+from dflashctl.runs.deploy import read_source
 from dflashctl.runs.desk import Desk
 
-RECIPE = """
-version: 1
-name: warm
-deploy:
-  include: [prog/**]
-  entry: prog
-  expect: [{file: prog/a.py, text: "graphs = False"}]
-launch: {command: [python, -m, prog]}
-"""
+sys.path.insert(0, str(Path(__file__).parent))
 
-
-class Place:
-    """A project and a host of engine `local`, all below one temporary folder."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.project = root / "project"
-        self.write("recipes/warm.yaml", RECIPE)
-        self.write("prog/__init__.py", "")
-        self.write("prog/a.py", "graphs = False\n")
-        entry = HostEntry(
-            engine="local",
-            code_root=str(root / "code"),
-            workdir=str(root / "work"),
-            state_dir=str(root / "state"),
-        )
-        self.host = complete("here", entry)
-        self.engine: Engine = LocalEngine(self.host)
-
-    def write(self, name: str, text: str) -> None:
-        path = self.project / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    def deploy(self, **options: float) -> Deployed:
-        source = read_source(read_recipe(self.project / "recipes" / "warm.yaml"))
-        return runs.deploy(self.engine, source, **options)
-
-    def current(self) -> str | None:
-        return release.current_release(str(self.root / "code"))
-
-    def holder(self) -> Any:
-        """Who holds the deploy lock, as the kernel knows it."""
-        return hostlock.holder(hostlock.lock_path(None, str(self.root / "code")))
-
-    def litter(self) -> list[str]:
-        code = self.root / "code"
-        found = [path.name for path in code.iterdir() if path.name.startswith(".") and path.name != ".lock"]
-        return found + [p.name for p in (code / "releases").iterdir() if len(p.name) != 64]
+from deploy_place import RECIPE, Place
 
 
 @pytest.fixture
@@ -229,34 +179,17 @@ def test_a_recipe_that_only_launches_has_nothing_to_deploy(place: Place) -> None
 # --- the command line ---------------------------------------------------------------------------------------
 
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture
-def command(place: Place) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    hosts = "".join(
-        f"  {name}: {{engine: local, code_root: {place.root}/{name}, workdir: {place.root}/work,"
-        f" state_dir: {place.root}/state, python: {python}}}\n"
-        for name, python in (("here", sys.executable), ("there", sys.executable), ("nowhere", "/no/python"))
-    )
-    place.write("hosts.yaml", f"version: 1\ndefaults: {{host: here, recipe: warm}}\nhosts:\n{hosts}")
-    env = {
-        **os.environ,
-        "DFLASHCTL_HOSTS": str(place.project / "hosts.yaml"),
-        "XDG_STATE_HOME": str(place.root),
-    }
+def command(place: Place) -> Command:
+    place.write_hosts("here", "there", nowhere="/no/python")
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "dflashctl", "deploy", *words],
-            env={**env, "PYTHONPATH": str(Path(__file__).parents[2])},
-            cwd=place.project,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        return place.command("deploy", *words)
 
-    yield run
-
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
+    return run
 
 
 def test_what_a_person_sees(place: Place, command: Command) -> None:
