@@ -62,6 +62,10 @@ def _beating(facts: RunFacts, beat: Heartbeat, rules: Rules) -> Verdict:
 
 def _training(facts: RunFacts, beat: Heartbeat, strong: list[str], alive: str, rules: Rules) -> Verdict:
     pause, usual = signs.since_step(facts), signs.usual_gap(facts)
+    if usual is None and strong and pause is not None and pause > rules.strong_min_s:
+        weak = signs.weak_signs(facts, rules)
+        never = f"no step since training began {age(pause)} ago"
+        return _verdict(facts, "wedged", "high", [never, *strong, *weak], pause)
     if pause is None or usual is None:
         said = (
             [signs.step_sentence(facts), alive, *strong]
@@ -194,7 +198,9 @@ def _verdict(
 def _next(facts: RunFacts, state: State) -> tuple[str, ...]:
     explain = (f"dflashctl explain {facts.name}",) if known_hits(facts) else ()
     if state == "wedged":
-        return (*explain, f"dflashctl logs {facts.name} -n 50", f"dflashctl kill {facts.name}")
+        name = facts.name
+        look = (f"dflashctl stacks {name}", f"dflashctl logs {name} -n 50")
+        return (*explain, *look, f"dflashctl kill {name}")
     if state == "slow":
         return (*explain, f"dflashctl logs {facts.name} -n 50")
     return explain

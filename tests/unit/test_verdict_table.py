@@ -231,7 +231,13 @@ CASE("the historical one: threads dead, queues full, GPU at 100 %",
            "known: dflashctl explain localtls", "6 exceptions", "queue hidden full (8 of 8)",
            "no CPU time in 0.5 s (state S in futex_wait_queue)",
            "GPU 0-7 at 100 %, which alone proves nothing"],
-     next=["dflashctl explain localtls", "dflashctl logs localtls -n 50", "dflashctl kill localtls"])
+     next=["dflashctl explain localtls", "dflashctl stacks localtls", "dflashctl logs localtls -n 50",
+           "dflashctl kill localtls"])
+CASE("drafters that died before the first step", heartbeat=beat(step=None, phase_age_s=20.0,
+     dead_threads=DEAD, queues={"hidden": (2, 2)}), log=log(20.0, **TLS), state="wedged", sure="high",
+     says=["no step since training began 20 s ago", "3 drafter threads gone", "queue hidden full"])
+CASE("the first step takes long, and everybody lives", heartbeat=beat(step=None, phase_age_s=200.0),
+     family=idle(), state="running", sure="medium")
 CASE("dead threads shorten the patience", heartbeat=beat(dead_threads=("loader",)), steps=steps(20.0),
      state="wedged",
      sure="high", says=["1 loader thread gone"])

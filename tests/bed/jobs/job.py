@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 HELD = []
+BEGUN = time.monotonic()
 
 
 def visible_gpus():
@@ -52,14 +53,43 @@ def say(text):
 
 
 def steps(args, until=None, each=None):
-    """Print steps until the time is up, or `until` of them are done."""
+    """Print steps until the time is up, or `until` of them are done. With --beat, a heartbeat each."""
     end, n = time.monotonic() + args.seconds, 0
     while time.monotonic() < end and (until is None or n < until):
         n += 1
         say(f"step {n} loss {4.0 / (n + 1):.4f}")
+        if args.beat:
+            beat(args, n, deadline_s=args.beat)
         if each is not None:
             each(n)
         time.sleep(args.step)
+
+
+def beat(args, step, deadline_s=10.0, queues=None, threads=None):
+    """Write heartbeat.json into the run's folder, replaced atomically."""
+    folder = Path(os.environ["DFLASH_RUN_DIR"])
+    now = time.monotonic()
+    record = {
+        "version": 1,
+        "pid": os.getpid(),
+        "phase": "training",
+        "step": step,
+        "total_steps": 1000,
+        "wall": time.time(),
+        "mono": now,
+        "phase_since": BEGUN,
+        "deadline_s": deadline_s,
+        "median_step_s": args.step if step else None,
+        "queues": queues or {"hidden": {"depth": 1, "size": 4}},
+        "threads": threads or {"drafter0": True},
+        "metrics": {"loss": 4.0 / ((step or 0) + 1), "tokens_per_s": 12000.0},
+    }
+    aside = folder / ".heartbeat.json.new"
+    with open(aside, "w") as f:
+        json.dump(record, f)
+        f.flush()
+        os.fsync(f.fileno())
+    aside.replace(folder / "heartbeat.json")
 
 
 def rest(args):
@@ -74,35 +104,9 @@ def steady(args):
 
 
 def heartbeat(args):
-    """Trains and writes heartbeat.json into its run folder, replaced atomically."""
+    """Trains and writes heartbeat.json at every step."""
     take_gpus()
-    folder = Path(os.environ["DFLASH_RUN_DIR"])
-
-    def beat(n):
-        now = time.monotonic()
-        record = {
-            "version": 1,
-            "pid": os.getpid(),
-            "phase": "training",
-            "step": n,
-            "total_steps": 1000,
-            "wall": time.time(),
-            "mono": now,
-            "phase_since": now - n * args.step,
-            "deadline_s": 10.0,
-            "median_step_s": args.step,
-            "queues": {"hidden": {"depth": 1, "size": 4}},
-            "threads": {"drafter0": True},
-            "metrics": {"loss": 4.0 / (n + 1), "tokens_per_s": 12000.0},
-        }
-        aside = folder / ".heartbeat.json.new"
-        with open(aside, "w") as f:
-            json.dump(record, f)
-            f.flush()
-            os.fsync(f.fileno())
-        aside.replace(folder / "heartbeat.json")
-
-    steps(args, each=beat)
+    steps(args, each=lambda n: beat(args, n))
 
 
 def ranks(args):
@@ -232,6 +236,9 @@ def wedges(args):
             hidden.put(0, timeout=1)
         except queue.Full:
             pass
+        if args.beat:
+            alive = {worker.name: worker.is_alive() for worker in workers}
+            beat(args, None, args.beat, {"hidden": {"depth": hidden.qsize(), "size": 2}}, alive)
 
 
 def crashes(args):
@@ -312,6 +319,7 @@ def main():
     parser.add_argument("kind", choices=sorted(kinds))
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--step", type=float, default=0.2)
+    parser.add_argument("--beat", type=float, default=0.0, help="write heartbeats with this deadline")
     parser.add_argument("--megabytes", type=int, default=50)
     parser.add_argument("--leave", action="store_true")
     args = parser.parse_args()
