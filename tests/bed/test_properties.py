@@ -234,6 +234,14 @@ def test_files_of_odd_sizes(bed: Bed, engine: Engine, tmp_path: Path, size: int)
     check_file(bed, engine, tmp_path, "odd.bin", data, 0o644)
 
 
+@pytest.mark.parametrize("destination", ["/workspace/nowhere/file", "/workspace", "/proc/version"])
+def test_a_push_that_cannot_work_is_a_failure(engine: Engine, tmp_path: Path, destination: str) -> None:
+    """`pct push` exits with 0 for all of these."""
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(VerificationFailed, match="pct push"):
+        engine.put(tmp_path / "file", destination, timeout_s=30)
+
+
 VALUES = [w for w in AWKWARD if "\0" not in w and "\ud800" not in w] + ["y" * 100000]
 
 
