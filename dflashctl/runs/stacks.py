@@ -105,9 +105,7 @@ def read_stacks(engine: Engine, tag: str | None, *, again_s: float = AGAIN_S) ->
     )
 
 
-def _from_host(
-    engine: Engine, found: list[Process], pidns: Any, again_s: float
-) -> tuple[list[Process], str]:
+def _from_host(engine: Engine, found: list[Process], pidns: Any, again_s: float) -> tuple[list[Process], str]:
     """The missing ones, seen from outside; a host that cannot is a note, no error."""
     wanted = [{"pid": each.pid, "start": each.start, "pidns": pidns} for each in missing(found)]
     request = {"wanted": wanted, "again_s": again_s}
@@ -173,9 +171,7 @@ def compared(first: list[Thread], second: list[Thread]) -> tuple[Thread, ...]:
     for each in second:
         earlier = before.get(each.key)
         same = common_outer(earlier.frames, each.frames) if earlier else 0
-        result.append(
-            Thread(each.key, each.name, each.frames, same, each.holds_gil, is_new=earlier is None)
-        )
+        result.append(Thread(each.key, each.name, each.frames, same, each.holds_gil, is_new=earlier is None))
     return tuple(result)
 
 
