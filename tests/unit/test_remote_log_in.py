@@ -5,6 +5,7 @@ Run: python -m pytest tests/unit/test_remote_log_in.py
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import socket
 import subprocess
@@ -70,13 +71,14 @@ class House:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            transport = paramiko.Transport(connection)
-            self._transports.append(transport)
-            transport.add_server_key(self.host_key)
-            try:
-                transport.start_server(server=self.door)
-            except (paramiko.SSHException, EOFError):
-                continue
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        transport = paramiko.Transport(connection)
+        self._transports.append(transport)
+        transport.add_server_key(self.host_key)
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            transport.start_server(server=self.door)
 
     def knock(self, **changes: Any) -> None:
         """Log in, or raise."""
