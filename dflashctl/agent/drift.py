@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any, Dict, List, Optional, Set
 
-from . import AgentError, release
+from . import AgentError, release, script
 from .switching import choose
 
 MAX_FILE_BYTES = 1 << 20
@@ -17,14 +17,16 @@ LOOK_BYTES = 8192
 
 
 def release_drift(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
-    """request: code_root, release (a beginning of its name; null: the current one), local {path: [sha256,
-    mode]}.
+    """request: code_root, release (a beginning of its name; null: the current one), script|null, local {path:
+    [sha256, mode]}.
 
     Answers release, recipe, deployed_at, deployed_by, git, now, files (the manifest), drift [text], drifted
     [path], contents {path: {"text": base64} | {"link": target} | {"skipped": why}} of each path that is not
     as on the laptop, or not as it was deployed. Raises AgentError("not_found").
     """
     code_root = request["code_root"]
+    if request.get("script") and not request.get("release"):
+        return _of_script(request)
     name = (
         choose(code_root, request["release"])
         if request.get("release")
@@ -52,6 +54,27 @@ def release_drift(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         "drifted": drifted,
         "contents": _contents(path, [e for e in files if e["path"] in wanted]),
         **kept,
+    }
+
+
+def _of_script(request: Dict[str, Any]) -> Dict[str, Any]:
+    """As above, of the one script that is in its own place."""
+    to, path = request["script"]["to"], request["script"]["path"]
+    entry = script.in_place(request["script"])
+    if entry is None:
+        raise AgentError("not_found", "nothing is there yet", to, "dflashctl deploy")
+    name = release.release_hash([entry])
+    known = release.read_manifest(request["code_root"], name).value
+    local = (request.get("local") or {}).get(path)
+    content = _content(os.path.realpath(to), MAX_ALL_BYTES)
+    return {
+        "release": name,
+        "now": time.time(),
+        "files": [entry],
+        "drift": [] if known else ["%s: is no version that was deployed here" % to],
+        "drifted": [],
+        "contents": {} if local == [entry["sha256"], entry["mode"]] else {path: content},
+        **{key: (known or {}).get(key) for key in ("recipe", "deployed_at", "deployed_by", "git")},
     }
 
 

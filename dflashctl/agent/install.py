@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import AgentError, ground, proofs, release, runfolder, switching, tree
+from . import AgentError, ground, proofs, release, runfolder, script, switching, tree
 from .deploylock import DeployLock, holder
 
 Request = Dict[str, Any]
@@ -44,13 +44,15 @@ def release_facts(request: Request, emit: Any) -> Dict[str, Any]:
         "python_version": platform.python_version(),
         "free_bytes": space.f_bavail * space.f_frsize,
         "free_inodes": space.f_favail if space.f_files else None,
-        "current": release.current_release(code_root),
+        "current": switching.current(request),
         "previous": release.previous_release(code_root),
         "releases": [_summary(code_root, name) for name in release.list_releases(code_root)],
         "pinned": release.pinned(request["state_dir"]),
         "have": sorted(tree.holders_of(code_root, request.get("want", []))),
         "lock": holder(code_root),
     }
+    if request.get("script") and prepare is not None:
+        script.check_place(request["script"])
     wish = request.get("install")
     if wish and wish["release"] in release.list_releases(code_root):
         proof = install_release(wish, emit)
@@ -82,7 +84,7 @@ def install_release(request: Request, emit: Any) -> Dict[str, Any]:
     """Prove a release and make it current.
 
     request: code_root, state_dir, id, release, files (the manifest), archive_size (null: none was sent),
-    keep, expect, entry|null, pythonpath, recipe, git, who, wait_s.
+    keep, expect, entry|null, pythonpath, recipe, git, who, wait_s, script|null (agent/script.py).
     Answers {"missing": [sha256]} when contents are nowhere to be had (another deploy pruned them, or a file
     of an older release was changed): send them and ask again. Otherwise the proofs: release, before,
     verified, compiled, expect, imports, pruned, switched (false: it was current already), reused, warnings.
@@ -111,7 +113,10 @@ def _install(request: Request, emit: Any, archive: str) -> Dict[str, Any]:
     code_root, name, files = request["code_root"], request["release"], request["files"]
     final = release.release_path(code_root, name)
     aside = os.path.join(release.releases_folder(code_root), ".tmp-" + request["id"])
-    switching.check_link(code_root)
+    if request.get("script"):
+        script.check_place(request["script"])
+    else:
+        switching.check_link(code_root)
     damage = release.differences(final, files) if os.path.lexists(final) else None
     if damage and name in release.pinned(request["state_dir"]):
         raise AgentError(
@@ -139,7 +144,7 @@ def _install(request: Request, emit: Any, archive: str) -> Dict[str, Any]:
         _step(emit, "switching")
         if fresh:
             _name(request, aside, final, replace=damage is not None)
-        before = release.current_release(code_root)
+        before = switching.current(request)
         result["switched"] = switching.switch(request, before)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -199,6 +204,7 @@ def _prove(request: Request, emit: Any, where: str) -> Dict[str, Any]:
         "expect": found,
         "entry": request.get("entry"),
         "imports": origin,
+        "to": (request.get("script") or {}).get("to"),
     }
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import AgentError, ground, proofs, release, runfolder
+from . import AgentError, ground, proofs, release, runfolder, script
 from .deploylock import DeployLock
 
 INCOMING_START = ".incoming-"
@@ -21,7 +21,7 @@ Request = Dict[str, Any]
 
 
 def switch(request: Request, before: Optional[str]) -> bool:
-    """Point `current` at request["release"] by one rename. False: it does already."""
+    """Make request["release"] current by one rename. False: it is already."""
     code_root, name = request["code_root"], request["release"]
     if before == name:
         return False
@@ -29,9 +29,14 @@ def switch(request: Request, before: Optional[str]) -> bool:
     note.update(recipe=request.get("recipe"), git=request.get("git"))
     if request.get("rolled_back"):
         note["rolled_back"] = True
+    if request.get("script"):
+        note["to"] = request["script"]["to"]
     # The line comes first: a full disk must stop the deploy before the switch, not after it. A line whose
     # switch did not happen names a release that is not current, and readers look for the current one.
     release.append_history(code_root, note)
+    if request.get("script"):
+        script.put(request)
+        return True
     aside = os.path.join(code_root, ".current-" + request["id"])
     try:
         os.symlink(os.path.join("releases", name), aside)
@@ -40,6 +45,13 @@ def switch(request: Request, before: Optional[str]) -> bool:
         unlink(aside)
     runfolder.sync_folder(code_root)
     return True
+
+
+def current(request: Request) -> Optional[str]:
+    """The release that is current for this request: of the whole place, or of its one script."""
+    if request.get("script"):
+        return script.current(request["script"])
+    return release.current_release(request["code_root"])
 
 
 def check_link(code_root: str) -> None:

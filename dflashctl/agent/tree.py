@@ -123,7 +123,7 @@ def _unpack(tree: str, archive: str, places: Dict[str, List[Entry]]) -> Set[str]
                     )
                     raise AgentError("verification", what, next="deploy again")
                 for other in others:
-                    _copy(target, os.path.join(tree, other["path"]), other["mode"])
+                    copy(target, os.path.join(tree, other["path"]), other["mode"])
                 done.add(member.name)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         what = "the archive arrived damaged: %s" % error
@@ -143,7 +143,7 @@ def _reuse(tree: str, entries: List[Entry], holders: List[Tuple[str, str]]) -> b
                     _link_or_copy(path, mode, os.path.join(tree, entry["path"]), entry["mode"])
                 return True
             for entry in entries:
-                if _copy(path, os.path.join(tree, entry["path"]), entry["mode"]) != entry["sha256"]:
+                if copy(path, os.path.join(tree, entry["path"]), entry["mode"]) != entry["sha256"]:
                     break
             else:
                 return True
@@ -161,10 +161,11 @@ def _link_or_copy(source: str, source_mode: str, target: str, mode: str) -> None
             return
         except OSError:  # a file system without hard links
             pass
-    _copy(source, target, mode)
+    copy(source, target, mode)
 
 
-def _copy(source: str, target: str, mode: str) -> str:
+def copy(source: str, target: str, mode: str) -> str:
+    """To a new file; returns the sha256 of what was written."""
     descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as reader:
         return _write(reader, target, mode)
@@ -195,10 +196,11 @@ def _sync(tree: str, files: List[Entry]) -> None:
     paths = [os.path.join(tree, entry["path"]) for entry in files if entry["mode"] in (FILE, PROGRAM)]
     folders = [tree, *sorted({os.path.join(tree, up) for entry in files for up in parents(entry["path"])})]
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(_sync_one, paths + folders))
+        list(pool.map(sync_one, paths + folders))
 
 
-def _sync_one(path: str) -> None:
+def sync_one(path: str) -> None:
+    """What was written to a file or folder is on disk afterwards."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
 from dflashctl.config.hosts import Strict
-from dflashctl.config.names import Name, Value, Variable
+from dflashctl.config.names import InsidePath, Name, Value, Variable
 from dflashctl.config.placeholders import check_placeholders
 from dflashctl.config.yamlfile import Document
 from dflashctl.runs.vocabulary import RULE_NAMES
@@ -73,13 +73,32 @@ class Expect(Strict):
 
 
 class Deploy(Strict):
-    """Which files travel. Globs are relative to `root`, itself relative to the folder above recipes/."""
+    """Which files travel. Globs are relative to `root`, itself relative to the folder above recipes/.
+
+    `to` is for a single script with an absolute place of its own, which is renamed over; everything else goes
+    into a release below the host's code_root.
+    """
 
     root: Relative = "."
     include: list[Relative] = Field(min_length=1)
     exclude: list[Relative] = Field(default_factory=list)
     entry: Annotated[str, AfterValidator(_module)] | None = None
     expect: list[Expect] = Field(default_factory=list)
+    to: InsidePath | None = None
+
+    @model_validator(mode="after")
+    def _one_script(self) -> Deploy:
+        if self.to is None:
+            return self
+        if len(self.include) != 1 or re.search(r"[*?\[]", self.include[0]) or self.exclude:
+            raise ValueError("'to' is for a single script: name exactly that one file in 'include'")
+        if self.entry is not None:
+            raise ValueError("'entry' proves the import of a package; a script with 'to' is run by its path")
+        return self
+
+    def script(self) -> dict[str, str] | None:
+        """{"to", "path"} of a single script with a place of its own (agent/script.py)."""
+        return None if self.to is None else {"to": self.to, "path": self.include[0].removeprefix("./")}
 
 
 class LaunchGpus(Strict):
@@ -148,6 +167,11 @@ class RecipeBody(Strict):
     launch: Launch
     observe: Observe = Field(default_factory=Observe)
     train: dict[str, Any] | None = None
+
+    @property
+    def has_release(self) -> bool:
+        """Does a run start in a release below code_root?"""
+        return self.deploy is not None and self.deploy.to is None
 
 
 class Recipe(RecipeBody):

@@ -39,6 +39,10 @@ class ResolvedRecipe:
         return self.body.deploy
 
     @property
+    def has_release(self) -> bool:
+        return self.body.has_release
+
+    @property
     def launch(self) -> Launch:
         return self.body.launch
 

@@ -72,6 +72,9 @@ def _import(proof: dict[str, Any]) -> str:
 
 def _switch(proof: dict[str, Any]) -> str:
     now = str(proof["release"])[:SHORT]
+    if proof.get("to"):
+        before = f" (before: {proof['before'][:SHORT]})" if proof["before"] and proof["switched"] else ""
+        return f"{proof['to']} is {now}{before}"
     if not proof["switched"]:
         return f"current -> {now}"
     before = proof["before"]

@@ -94,9 +94,16 @@ def read_facts(
     is proven and made current in the same one."""
     host = engine.host
     want = sorted({file.sha256 for file in source.snapshot.files if file.link is None})
-    request = {"code_root": host.code_root, "state_dir": host.state_dir, "want": want, "prepare": prepare}
+    request = {
+        "code_root": host.code_root,
+        "state_dir": host.state_dir,
+        "script": source.deploy.script(),
+        "want": want,
+        "prepare": prepare,
+        "install": install,
+    }
     timeout_s = FACTS_TIMEOUT_S + (_seconds_for(source) if install else 0.0)
-    return call(engine, "release_facts", {**request, "install": install}, timeout_s=timeout_s)
+    return call(engine, "release_facts", request, timeout_s=timeout_s)
 
 
 def plan(engine: Engine, source: Source) -> DeployPlan:
@@ -211,11 +218,16 @@ class _Work:
             return "nothing was switched; deploy again when you like"
         with contextlib.suppress(DflashError, OSError, KeyboardInterrupt):
             host = self._engine.host
-            request = {"code_root": host.code_root, "state_dir": host.state_dir, "prepare": None}
+            request = {
+                "code_root": host.code_root,
+                "state_dir": host.state_dir,
+                "script": self._source.deploy.script(),
+                "prepare": None,
+            }
             facts = call(self._engine, "release_facts", request, timeout_s=ASK_TIMEOUT_S)
             if facts["current"] == release:
-                return f"it was switched already: current -> {release[:8]}"
-            return f"nothing was switched: current -> {(facts['current'] or 'none')[:8]}"
+                return f"it was switched already: release {release[:8]} is current"
+            return f"nothing was switched: release {(facts['current'] or 'none')[:8]} is current"
         return "whether it was switched is not known: `dflashctl releases` tells"
 
 
@@ -238,6 +250,7 @@ def install_request(host: Host, source: Source, deploy_id: str, archive_size: in
         "keep": host.keep_releases,
         "expect": [row.model_dump() for row in source.deploy.expect],
         "entry": source.deploy.entry,
+        "script": source.deploy.script(),
         "pythonpath": ":".join(search),
         "recipe": source.recipe.name,
         "git": source.git()[0],

@@ -42,7 +42,12 @@ class Comparison:
 def read_there(engine: Engine, source: Source, release: str | None) -> dict[str, Any]:
     """Facts (agent/drift.py) of a release, or of the current one. Raises NotFound."""
     local = {file.path: [file.sha256, file.mode] for file in source.snapshot.files}
-    request = {"code_root": engine.host.code_root, "release": release, "local": local}
+    request = {
+        "code_root": engine.host.code_root,
+        "release": release,
+        "script": source.deploy.script(),
+        "local": local,
+    }
     return call(engine, "release_drift", request, timeout_s=TIMEOUT_S)
 
 

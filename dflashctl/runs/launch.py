@@ -64,7 +64,7 @@ def plan_launch(
 
     Raises UsageError (a placeholder without a value, CUDA_VISIBLE_DEVICES set by hand).
     """
-    release = inside.get("release") if recipe.deploy is not None else None
+    release = inside.get("release") if recipe.has_release else None
     release_dir = posixpath.join(host.code_root, "releases", release) if release else None
     run_dir = posixpath.join(host.state_dir, "runs", run_id)
     values = placeholder_values(host, recipe, run_id, run_dir, release_dir)
@@ -128,7 +128,7 @@ def check_before(host: Host, recipe: ResolvedRecipe, inside: Mapping[str, Any]) 
                 where=host.name,
                 next=f"dflashctl kill {recipe.tag}, or launch with another tag",
             )
-    if recipe.deploy is not None and not inside.get("release"):
+    if recipe.has_release and not inside.get("release"):
         raise NotFound(
             f"nothing is deployed under {host.code_root}",
             where=host.name,
