@@ -9,6 +9,9 @@ import typer
 from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
 
 app = typer.Typer()
+SCAN_S = 30.0
+"""A log of several gigabytes is searched whole."""
+
 TagArgument = Annotated[str, typer.Argument(help="A run's tag.")]
 
 
@@ -25,7 +28,7 @@ def explain(
     from dflashctl.runs.status import look
 
     with open_engine(load_hosts().host(host)) as engine:
-        row = look(engine, tag=tag, sample_s=0.0).rows[0]
+        row = look(engine, tag=tag, sample_s=0.0, scan_s=SCAN_S).rows[0]
     if json:
         emit("dflashctl.explain/1", {"host": engine.host.name, **render.document(row)})
     else:

@@ -20,6 +20,8 @@ from dflashctl.runs.readfacts import read_answer
 from dflashctl.runs.verdict import Verdict, judge
 
 SAMPLE_S = 0.4
+SCAN_S = 1.0
+"""About 200 MB of an ordinary log; the ends of longer ones are searched in any case."""
 OBSERVE_TIMEOUT_S = 15.0
 """A look takes about a second. After this the engine looks whether the container is frozen, and says so."""
 GPU_PATIENCE_S = 6.0
@@ -102,8 +104,12 @@ def look(
     run_id: str | None = None,
     memory: Memory | None = None,
     sample_s: float = SAMPLE_S,
+    scan_s: float = SCAN_S,
 ) -> Look:
-    """Ask both sides at once and judge. Raises what the look inside raises; the GPUs' side may fail."""
+    """Ask both sides at once and judge. `scan_s`: time to search the middle of long logs.
+
+    Raises what the look inside raises; the GPUs' side may fail.
+    """
     memory = memory or Memory()
     answers: list[dict[str, Any]] = []
     bugs: list[Exception] = []
@@ -124,8 +130,9 @@ def look(
         "sample_s": sample_s,
         "known": known.patterns(),
         "resume": memory.resume,
+        "scan_s": scan_s,
     }
-    answer = call(engine, "observe", request, timeout_s=OBSERVE_TIMEOUT_S)
+    answer = call(engine, "observe", request, timeout_s=OBSERVE_TIMEOUT_S + scan_s)
     thread.join(GPU_PATIENCE_S)
     if bugs:
         raise bugs[0]

@@ -84,6 +84,31 @@ def test_details_of_one_run(box: Any, cli: Callable[..., Any], until: Callable[.
         assert piece in out
 
 
+def test_details_name_processes_threads_queues_and_the_last_line(
+    box: Any, cli: Callable[..., Any], until: Callable[..., Any]
+) -> None:
+    import time
+
+    second = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n"
+    live = box.python(second + SLEEP)
+    until(lambda: "118" in box.log(live))
+    now = time.monotonic()
+    beat = {"phase": "training", "mono": now, "step": 3, "queues": {"hidden": {"depth": 8, "size": 8}}}
+    beat["threads"] = {"drafter-0": False, "\x1b[2Jx": False}
+    Path(box.run(live).file("heartbeat.json")).write_text(json.dumps({"version": 1, **beat}))
+    out = cli("status", "t")[1]
+    assert ["queues", "hidden", "8/8"] in [line.split() for line in out.splitlines()]
+    assert "drafter-0" in out and "\\x1b[2Jx" in out and "\x1b" not in out
+    assert "last line: step 118 loss 2.3" in out
+    process = next(line for line in out.splitlines() if "pid " in line)
+    assert "S in " in process and "2 threads" in process and "s of CPU" in process
+    (run,) = json.loads(cli("status", "t", "--json")[1])["runs"]
+    assert run["dead_threads"] == ["\x1b[2Jx", "drafter-0"]
+    assert run["queues"] == {"hidden": {"depth": 8, "size": 8}}
+    assert sum(run["process_list"][0]["thread_names"].values()) == 2
+    assert run["last_line"] == "step 118 loss 2.3"
+
+
 def test_status_json_has_its_schema_and_raw_values(
     box: Any, cli: Callable[..., Any], until: Callable[..., Any]
 ) -> None:
