@@ -1,7 +1,7 @@
 """Mistakes that this project must never make, each as a small patch, and the tests that must not let it pass.
 
 The `old` text of an edit must stand exactly once in its file. When code moves on, test_mutants.py says which
-patch no longer applies; rewrite the patch so that it makes the same mistake, never drop it. """
+patch no longer applies; rewrite the patch so that it makes the same mistake, never drop it."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ MUTANTS = (
     ),
     Mutant(
         "on-the-bed-kill-by-pattern",
-        "whoever has the very command line of one of the run's processes belongs to it",
-        (_kill_by("words in [lines[one.pid] for one in mine]"),),
+        "whoever has the command line that the record names belongs to the run",
+        (_kill_by("words[1:] == (self.record().value or {}).get('command', [])[1:]"),),
         ("tests/bed/test_cycle.py::test_kill_touches_no_bystander",),
         bed=True,
     ),
