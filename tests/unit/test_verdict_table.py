@@ -6,13 +6,15 @@ pieces of the evidence, in any order, and `never` pieces that must not be there.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflashctl.runs.facts import Ending, Family, GpuUse, Heartbeat, Hit, Log, Process, RunFacts, Steps
-from dflashctl.runs.verdict import judge
+from dflashctl.runs.verdict import Rules, judge
 
 
 @dataclass
@@ -338,3 +340,11 @@ def test_the_table_is_large_and_covers_every_state() -> None:
         "queued", "starting", "compiling", "running", "slow", "wedged", "frozen", "finished", "failed",
         "killed", "cancelled", "lost", "unknown",
     }  # fmt: skip
+
+
+def test_the_page_names_each_threshold_with_its_usual_value() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "verdict.md").read_text()
+    told = {}
+    for names, values in re.findall(r"^\| (`.*?`) \| ([\d., ]+) \|", page, re.MULTILINE):
+        told |= dict(zip(re.findall(r"`(\w+)`", names), map(float, values.split(",")), strict=True))
+    assert told == vars(Rules())
