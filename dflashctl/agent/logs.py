@@ -4,6 +4,8 @@ Request
     state_dir, tag | id   as for `observe`; neither: the only live run, else the newest
     lines                 start with so many last lines (0: all of this run's part)
     offset, inode         or go on where an earlier answer ended
+    tail                  {"bytes", "crc32"} of what the caller last got before `offset`: when the file has
+                          something else there, it was cut and has grown past that point again
     wait_s                follow so long (0: what is there now); ends earlier when the run has ended
     max_bytes             end after so much, to be asked again: one answer must not grow for ever
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 import base64
 import os
 import time
+import zlib
 from typing import Any, BinaryIO, Dict, Optional
 
 from . import AgentError
@@ -27,6 +30,7 @@ from .pick import one_run
 from .runfolder import RunFolder
 
 CHUNK_BYTES = 192 * 2**10
+TAIL_BYTES = 1024
 MAX_BYTES = 16 * 2**20
 POLL_S = 0.2
 WAIT_LIMIT_S = 300.0
@@ -45,7 +49,7 @@ def read_log(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     emit({"run": {"id": run.id, "tag": record.get("tag"), "path": path, "live": live}})
     reader = Reader(run, record, emit, int(request.get("max_bytes") or MAX_BYTES))
     if request.get("offset") is not None:
-        reader.go_on(int(request.get("inode") or 0), int(request["offset"]))
+        reader.go_on(int(request.get("inode") or 0), int(request["offset"]), request.get("tail") or {})
     else:
         reader.begin(int(request.get("lines") or 0))
     until = time.monotonic() + min(max(float(request.get("wait_s") or 0.0), 0.0), WAIT_LIMIT_S)
@@ -96,6 +100,7 @@ class Reader:
         self.offset = 0
         self.size = 0
         self.missing_said = False
+        self.tail_bytes, self.tail_crc = 0, 0
 
     def begin(self, lines: int) -> None:
         """Start at this run's part, or at its last `lines` lines."""
@@ -108,19 +113,32 @@ class Reader:
         if lines > 0:
             self.offset = tail_start(self.file, self.offset, size, lines)
 
-    def go_on(self, inode: int, offset: int) -> None:
+    def go_on(self, inode: int, offset: int, tail: Dict[str, Any]) -> None:
         """Continue in the file with this inode, wherever it was moved to within its folder."""
         path = self.run.log_path(self.record)
         self.offset = offset
+        self.tail_bytes, self.tail_crc = int(tail.get("bytes") or 0), int(tail.get("crc32") or 0)
         if inode and _inode(path) != inode:
             moved = find_inode(os.path.dirname(path), inode)
             if moved is not None:
                 self.open(moved)
                 return
             if os.path.exists(path):
-                self.emit({"notice": "rotated"})
-                self.offset = 0
+                self.start_over("rotated")
         self.open(path)
+
+    def start_over(self, notice: str) -> None:
+        self.emit({"notice": notice})
+        self.offset = 0
+        self.tail_bytes, self.tail_crc = 0, 0
+
+    def was_cut(self) -> bool:
+        """Is what was read last no longer where it was? Also when the file has grown past it again."""
+        assert self.file is not None
+        if self.size < self.offset:
+            return True
+        there = os.pread(self.file.fileno(), self.tail_bytes, self.offset - self.tail_bytes)
+        return zlib.crc32(there) != self.tail_crc
 
     def open(self, path: str) -> bool:
         self.close()
@@ -154,17 +172,15 @@ class Reader:
             # between the two looks is read first.
             if self.drain():
                 return True
-            self.emit({"notice": "rotated"})
-            self.offset = 0
+            self.start_over("rotated")
             return self.open(path) and self.drain()
         return False
 
     def drain(self) -> bool:
         assert self.file is not None
         self.size = os.fstat(self.file.fileno()).st_size
-        if self.size < self.offset:
-            self.emit({"notice": "truncated"})
-            self.offset = 0
+        if self.was_cut():
+            self.start_over("truncated")
         self.file.seek(self.offset)
         while self.left > 0:
             data = self.file.read(min(CHUNK_BYTES, self.left))
@@ -172,6 +188,8 @@ class Reader:
                 return False
             self.offset += len(data)
             self.left -= len(data)
+            self.tail_bytes = min(len(data), TAIL_BYTES)
+            self.tail_crc = zlib.crc32(data[-TAIL_BYTES:])
             self.emit(
                 {"data": base64.b64encode(data).decode("ascii"), "inode": self.inode, "offset": self.offset}
             )

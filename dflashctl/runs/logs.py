@@ -6,6 +6,7 @@ import base64
 import binascii
 import codecs
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ FOLLOW_S = 20.0
 """One call follows for so long; then a new one goes on, on the same connection."""
 SLACK_S = 30.0
 SLOWEST_S = 15.0
+TAIL_BYTES = 1024
 MAX_LINE_CHARS = 64 * 1024
 """A longer line is shown in pieces: a program that never ends a line must not fill the memory."""
 
@@ -36,6 +38,8 @@ class Position:
     run_id: str = ""
     inode: int | None = None
     offset: int | None = None
+    tail: bytes = b""
+    """The end of the last piece: by it the other side sees that the log was cut and has grown again."""
 
     def request(self, wait_s: float) -> dict[str, Any]:
         """The run is known by id from the first answer on, so a new launch with the tag is not mixed in."""
@@ -47,6 +51,7 @@ class Position:
             "lines": self.lines,
             "offset": self.offset if started else None,
             "inode": self.inode if started else None,
+            "tail": {"bytes": len(self.tail), "crc32": zlib.crc32(self.tail)} if started else None,
             "wait_s": wait_s,
         }
 
@@ -123,6 +128,7 @@ def receive(event: Event, position: Position, source: Source) -> None:
         except binascii.Error:
             data = b""
         source.on_data(data)
+        position.tail = data[-TAIL_BYTES:]
         position.inode, position.offset = whole(event.get("inode")), whole(event.get("offset"))
     notices = {
         "rotated": "the log was rotated; going on in the new file",
@@ -130,6 +136,7 @@ def receive(event: Event, position: Position, source: Source) -> None:
         "missing": "the log is not there",
     }
     if text(event.get("notice")) in notices:
+        position.tail = b""
         source.on_notice(notices[text(event.get("notice"))])
 
 

@@ -19,7 +19,7 @@ from dflashctl.config.hosts import Host
 from dflashctl.errors import NotFound, Unreachable
 from dflashctl.remote.engine import Completed
 from dflashctl.remote.local import LocalEngine
-from dflashctl.runs.logs import MAX_LINE_CHARS, Lines, Source, overwritten, read
+from dflashctl.runs.logs import MAX_LINE_CHARS, Lines, Position, Source, overwritten, read, receive
 
 
 class Got:
@@ -166,6 +166,45 @@ def test_a_reader_that_comes_back_after_a_rotation_reads_the_old_file_first(box:
     log.write_bytes(b"four\n")
     got, _ = ask(box, tag="t", offset=told["offset"], inode=told["inode"])
     assert (got.data, got.notices) == (b"three\nfour\n", ["rotated"])
+
+
+def test_a_log_cut_and_grown_past_the_old_place_is_begun_anew(box: Any) -> None:
+    answer = ended(box, b"one\ntwo\n")
+    log = Path(answer["log"])
+    seen: list[str] = []
+    position = Position(box.state_dir, "t", 0)
+    source = Source(on_data=lambda data: seen.append(data.decode()), on_notice=seen.append)
+
+    def ask_on() -> None:
+        told = logs.read_log(position.request(0.0), lambda event: receive(event, position, source))
+        position.inode, position.offset = told["inode"], told["offset"]
+
+    ask_on()
+    ask_on()
+    with log.open("r+b") as file:  # the same inode
+        file.truncate(0)
+        file.write(b"a new beginning, and longer\n")
+    ask_on()
+    with log.open("ab") as file:
+        file.write(b"more\n")
+    ask_on()
+    cut = "the log was cut; going on from its beginning"
+    assert seen == ["one\ntwo\n", cut, "a new beginning, and longer\n", "more\n"]
+
+
+def test_the_same_while_one_call_follows(box: Any, until: Callable[..., Any]) -> None:
+    log = Path(box.python("import time; time.sleep(600)")["log"])
+    got = Got()
+    request = {"state_dir": box.state_dir, "tag": "t", "wait_s": 30.0}
+    thread = threading.Thread(target=lambda: logs.read_log(request, got))
+    thread.start()
+    log.write_bytes(b"one\n")
+    until(lambda: got.data == b"one\n")
+    log.write_bytes(b"three and longer\n")  # cut and written again between two looks
+    until(lambda: got.data == b"one\nthree and longer\n")
+    box.stop("t")
+    thread.join(20)
+    assert got.notices == ["truncated"]
 
 
 class Cut(LocalEngine):
