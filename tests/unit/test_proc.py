@@ -112,7 +112,7 @@ def test_exactly_the_identified_process_is_signalled(
     assert signals.send_signal(process.identity, signal.SIGTERM) is False
 
 
-@pytest.mark.parametrize("pid", [-1, 0, 1, os.getpid()])
+@pytest.mark.parametrize("pid", [-1, 0, 1, os.getpid()], ids=["group", "zero", "init", "self"])
 def test_never_a_group_nor_init_nor_oneself(pid: int) -> None:
     with pytest.raises(ValueError, match="refusing"):
         signals.send_signal((pid, 1), signal.SIGKILL)

@@ -74,7 +74,7 @@ def test_a_process_of_a_run_is_the_runs(box: Any, until: Callable[..., Any]) -> 
     assert len(box.family(answer)) == 2
 
 
-@pytest.mark.parametrize("pid", [1, os.getpid(), os.getppid()])
+@pytest.mark.parametrize("pid", [1, os.getpid(), os.getppid()], ids=["init", "self", "parent"])
 def test_never_init_nor_the_way_to_ourselves(box: Any, pid: int) -> None:
     with pytest.raises(AgentError, match="init or this call itself"):
         look(box, pid)
