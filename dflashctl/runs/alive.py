@@ -165,7 +165,8 @@ def _patience(facts: RunFacts, usual: float | None, rules: Rules) -> tuple[float
     if usual is not None and busy:
         return slow_s, max(rules.alone_factor * usual, rules.busy_quiet_s), "low"
     if usual is not None:
-        return slow_s, max(rules.weak_factor * usual, rules.weak_min_s), "low"
+        # Waiting for data looks just so, and nobody tells of the queue.
+        return slow_s, max(rules.alone_factor * usual, rules.alone_min_s), "low"
     if troubled:
         return slow_s, rules.quiet_slow_s if busy else rules.alone_min_s, "low"
     return slow_s, float("inf") if busy else rules.quiet_wedged_s, "low"

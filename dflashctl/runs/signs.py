@@ -78,7 +78,10 @@ def quiet(facts: RunFacts) -> float | None:
 
 
 def busy(facts: RunFacts, rules: Rules) -> bool:
-    return facts.sample_s > 0 and facts.family.cpu_s > rules.idle_cpu_share * facts.sample_s
+    """It got CPU time in the sample, or stands in line for it (state R) on a machine that has none to spare."""
+    if facts.sample_s <= 0:
+        return False
+    return facts.family.cpu_s > rules.idle_cpu_share * facts.sample_s or facts.family.states.get("R", 0) > 0
 
 
 def stopped(family: Family) -> bool:
@@ -123,6 +126,8 @@ def cpu_sentence(facts: RunFacts, rules: Rules) -> str:
     if facts.sample_s <= 0:
         return f"{plural(family.count, 'process', 'processes')}"
     if busy(facts, rules):
+        if family.cpu_s <= rules.idle_cpu_share * facts.sample_s:
+            return f"no CPU time in {age(facts.sample_s)}, but it stands in line for it (state R)"
         return f"{100 * family.cpu_s / facts.sample_s:.0f} % of a core busy"
     biggest = next(iter(family.processes), None)
     state = f" (state {biggest.state}{f' in {biggest.wchan}' if biggest.wchan else ''})" if biggest else ""

@@ -46,7 +46,7 @@ def wait(phase, seconds, beats):
 def busy(seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        for _ in range(20000): pass
+        for _ in range(300000): pass
         time.sleep(0.02)
 
 """
@@ -82,6 +82,13 @@ while True:
     for _ in range(20):
         step += 1; print("step", step, flush=True); time.sleep(0.5)
     busy(rng.uniform(30, 200))
+""",
+    "log-only-waits": HEAD.replace("files = ", "files = None and ") + """
+step = 0
+while True:
+    for _ in range(20):
+        step += 1; print("step", step, flush=True); time.sleep(0.5)
+    time.sleep(rng.uniform(10, 90))
 """,
     "log-only-compiles": HEAD.replace("files = ", "files = None and ") + """
 step = 0

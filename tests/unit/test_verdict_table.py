@@ -304,6 +304,10 @@ CASE("a fatal line, and it goes on", log=log(2.0, grown=10, **TLS), state="runni
 CASE("its log announces a compile: silence after it says little", family=idle(), state="running", sure="low",
      log=log(200.0, step=118), announced="compiling forward (cudagraphs=False)",
      says=["its log announces a pause: compiling forward (cudagraphs=False)"])
+CASE("no CPU time on a machine that has none to spare is no sign", heartbeat=beat(), steps=steps(70.0),
+     family=Family(1, 0.0, 2**30, {"R": 1}, (Process(40, "python", "R"),)), state="slow")
+CASE("a program of logs alone that waits a minute and a half for data", family=idle(), state="slow",
+     log=log(90.0, step=118), says=["no CPU time in 0.5 s"])
 CASE("the same silence without that line", family=idle(), state="wedged", log=log(200.0, step=118))
 CASE("an announced pause does not excuse an hour without CPU time", family=idle(), state="wedged",
      log=log(3600.0, step=118), started_age_s=4000.0, announced="evaluating")
