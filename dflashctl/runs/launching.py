@@ -13,7 +13,7 @@ from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
 from dflashctl.runs.launch import LaunchPlan
 
-SETTLE_S = 0.5
+SETTLE_S = 0.3
 """How long the far side looks on after the start, for a program that dies at once."""
 
 START_TIMEOUT_S = 60.0
