@@ -3,6 +3,7 @@
 Request
     state_dir, tag | id   as for `observe`; neither: the only live run, else the newest
     lines                 start with so many last lines (0: all of this run's part)
+    since_s               start with what was written in the last so many seconds (see logindex.py)
     offset, inode         or go on where an earlier answer ended
     tail                  {"bytes", "crc32"} of what the caller last got before `offset`: when the file has
                           something else there, it was cut and has grown past that point again
@@ -12,7 +13,7 @@ Request
 Progress events
     {"run": {"id", "tag", "path", "live"}}                  once, first
     {"data": base64, "inode", "offset": of the byte behind} in order, no byte twice
-    {"notice": "rotated" | "truncated" | "missing"}
+    {"notice": "rotated" | "truncated" | "missing" | "no_index": `since_s` could not be obeyed}
 
 Answer: {"id", "inode", "offset", "size", "live", "done": nothing more will come}.
 """
@@ -25,7 +26,7 @@ import time
 import zlib
 from typing import Any, BinaryIO, Dict, Optional
 
-from . import AgentError
+from . import AgentError, logindex
 from .pick import one_run
 from .runfolder import RunFolder
 
@@ -51,7 +52,7 @@ def read_log(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     if request.get("offset") is not None:
         reader.go_on(int(request.get("inode") or 0), int(request["offset"]), request.get("tail") or {})
     else:
-        reader.begin(int(request.get("lines") or 0))
+        reader.begin(int(request.get("lines") or 0), request.get("since_s"))
     until = time.monotonic() + min(max(float(request.get("wait_s") or 0.0), 0.0), WAIT_LIMIT_S)
     done = False
     while True:
@@ -102,14 +103,19 @@ class Reader:
         self.missing_said = False
         self.tail_bytes, self.tail_crc = 0, 0
 
-    def begin(self, lines: int) -> None:
-        """Start at this run's part, or at its last `lines` lines."""
+    def begin(self, lines: int, since_s: Any = None) -> None:
+        """Start at this run's part, at what it wrote since, or at the last `lines` lines of that."""
         self.offset = max(int(self.record.get("log_start") or 0), 0)
         if not self.open(self.run.log_path(self.record)):
             return
         assert self.file is not None
         size = os.fstat(self.file.fileno()).st_size
         self.offset = min(self.offset, size)
+        if since_s is not None:
+            offset = logindex.offset_at(self.run, self.inode, time.time() - float(since_s))
+            if offset is None:
+                self.emit({"notice": "no_index"})
+            self.offset = min(max(self.offset, offset or 0), size)
         if lines > 0:
             self.offset = tail_start(self.file, self.offset, size, lines)
 

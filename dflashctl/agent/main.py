@@ -44,6 +44,7 @@ OPS: Dict[str, str] = {
     "stacks": "stacks:stacks",
     "host_stacks": "stacks:host_stacks",
     "read_log": "logs:read_log",
+    "search_log": "logsearch:search_log",
     "list_runs": "history:list_runs",
     "host_facts": "hostfacts:host_facts",
     "inside_facts": "insidefacts:inside_facts",

@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Optional, Set
 from . import proc
 from .detach import detach, fresh_start, read_secrets, tell
 from .ending import exit_body, kill_time, killer, next_step
+from .logindex import LogIndex
 from .oom import oom_kills
 from .runfolder import RunFolder
 from .signals import send_signal
@@ -54,6 +55,7 @@ class Supervisor:
         self.written: Set[proc.Identity] = set()
         self.next_sample = 0.0
         self.oom_before = oom_kills()
+        self.log_index = LogIndex(run, str(record.get("log") or ""))
 
     def start(self, secrets: Dict[str, str]) -> Optional[str]:
         """Start the program and write the started record. Returns why it did not start."""
@@ -178,6 +180,7 @@ class Supervisor:
     def sample(self, members: List[proc.Process], took_s: float) -> None:
         """Peak memory (resident pages summed: shared ones count in each process), identities on disk."""
         self.next_sample = time.monotonic() + max(SAMPLE_S, took_s / SAMPLE_COST)
+        self.log_index.look()
         self.peak_rss = max(self.peak_rss, sum(process.rss_bytes for process in members))
         identities = {process.identity for process in members}
         if identities == self.written:

@@ -35,6 +35,7 @@ class Position:
     state_dir: str
     tag: str | None
     lines: int
+    since_s: float | None = None
     run_id: str = ""
     inode: int | None = None
     offset: int | None = None
@@ -49,6 +50,7 @@ class Position:
             "tag": None if self.run_id else self.tag,
             "id": self.run_id or None,
             "lines": self.lines,
+            "since_s": None if started else self.since_s,
             "offset": self.offset if started else None,
             "inode": self.inode if started else None,
             "tail": {"bytes": len(self.tail), "crc32": zlib.crc32(self.tail)} if started else None,
@@ -71,6 +73,7 @@ def read(
     *,
     tag: str | None = None,
     lines: int = 0,
+    since_s: float | None = None,
     follow: bool = False,
     connect: Callable[[Host], Engine] = open_engine,
     sleep: Callable[[float], None] = time.sleep,
@@ -79,7 +82,7 @@ def read(
 
     Raises NotFound; Unreachable and ContainerDown before the first contact, and always when not following.
     """
-    position = Position(host.state_dir, tag, lines)
+    position = Position(host.state_dir, tag, lines, since_s)
     engine: Engine | None = None
     failures, end = 0, None
     try:
@@ -134,6 +137,7 @@ def receive(event: Event, position: Position, source: Source) -> None:
         "rotated": "the log was rotated; going on in the new file",
         "truncated": "the log was cut; going on from its beginning",
         "missing": "the log is not there",
+        "no_index": "when its lines were written is not known: from the beginning",
     }
     if text(event.get("notice")) in notices:
         position.tail = b""

@@ -78,7 +78,7 @@ def quiet(facts: RunFacts) -> float | None:
 
 
 def busy(facts: RunFacts, rules: Rules) -> bool:
-    """It got CPU time in the sample, or stands in line for it (state R) on a machine that has none to spare."""
+    """It got CPU time in the sample, or stands in line for it (state R) where there is none to spare."""
     if facts.sample_s <= 0:
         return False
     return facts.family.cpu_s > rules.idle_cpu_share * facts.sample_s or facts.family.states.get("R", 0) > 0

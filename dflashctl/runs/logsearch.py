@@ -1,0 +1,78 @@
+"""Search a run's log over there; only the lines that match travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dflashctl.errors import UsageError
+from dflashctl.remote.agent_call import Event, call
+from dflashctl.remote.engine import Engine
+from dflashctl.runs import known
+from dflashctl.runs.facts import listed, text, whole
+
+TIMEOUT_S = 600.0
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to."""
+
+    run: dict[str, Any]
+    matches: int
+    sent: int
+    size: int
+    since_known: bool
+
+
+def seconds(words: str) -> float:
+    """`90`, `90s`, `10m`, `2h`, `1d`, `1h30m` -> seconds. Raises UsageError."""
+    import re
+
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", words)
+    if not parts or "".join(number + unit for number, unit in parts) != words:
+        raise UsageError(f"not a length of time: {words!r}", next="write it like 90s, 10m, 2h, 1d or 1h30m")
+    return sum(float(number) * UNITS_S[unit or "s"] for number, unit in parts)
+
+
+def search(
+    engine: Engine,
+    *,
+    tag: str | None,
+    on_line: Callable[[int, str], None],
+    grep: str | None = None,
+    ignore_case: bool = False,
+    errors: bool = False,
+    since_s: float | None = None,
+    last: int = 0,
+) -> Found:
+    """`on_line` gets the number and text (unescaped) of each match, in order. Raises NotFound, UsageError."""
+    run: dict[str, Any] = {}
+
+    def receive(event: Event) -> None:
+        if isinstance(event.get("run"), dict):
+            run.update(event["run"])
+        for each in listed(event.get("lines")):
+            if isinstance(each, list) and len(each) == 2:
+                on_line(whole(each[0]) or 0, text(each[1]))
+
+    request = {
+        "state_dir": engine.host.state_dir,
+        "tag": tag,
+        "grep": grep,
+        "ignore_case": ignore_case,
+        "errors": errors,
+        "known": known.patterns() if errors else [],
+        "since_s": since_s,
+        "last": last,
+    }
+    answer = call(engine, "search_log", request, timeout_s=TIMEOUT_S, on_event=receive)
+    return Found(
+        run,
+        whole(answer.get("matches")) or 0,
+        whole(answer.get("sent")) or 0,
+        whole(answer.get("size")) or 0,
+        answer.get("since_known") is True,
+    )
