@@ -45,7 +45,7 @@ LOCK_PATIENCE_S = 60.0
 """pct itself waits 10 s for the container's configuration lock; a backup or a start can hold it longer."""
 
 SLOWEST_BYTES_PER_S = 256 * 1024
-REMOVE_S = 15.0
+REMOVE_S = 8.0
 
 Request = Dict[str, Any]
 
