@@ -17,7 +17,7 @@ from bedkit.bed import Bed
 pytestmark = pytest.mark.bed
 
 JOBS = Path(__file__).parent / "jobs"
-GRACE_S = 10.0
+GRACE_S = 30.0
 
 
 class Started:

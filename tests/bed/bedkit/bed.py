@@ -22,7 +22,7 @@ from dflashctl.lab.gpu import Box, change, device_files, setup
 from . import pctstate
 from .containers import Container, lxc_config, pve_config, standard
 from .need import SSHD
-from .plan import OPERATOR, PATH, Layout, host_steps, sshd_config
+from .plan import OPERATOR, OPERATOR_UID, PATH, Layout, host_steps, sshd_config
 from .rootfs import ID_BASE, cache_dir, ensure
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -94,10 +94,21 @@ class Bed:
 
     def _prepare(self) -> None:
         at = self.layout
-        for folder in (at.lxc, at.bin, at.ssh, at.home, at.shared, at.dev, at.upper, at.top / "etc"):
+        for folder in (
+            at.lxc,
+            at.bin,
+            at.ssh,
+            at.home,
+            at.operator_home,
+            at.shared,
+            at.dev,
+            at.upper,
+            at.top / "etc",
+        ):
             folder.mkdir(mode=0o711)
         at.shared.chmod(0o777)
-        at.home.chmod(0o755)
+        at.home.chmod(0o700)
+        os.chown(at.operator_home, OPERATOR_UID, OPERATOR_UID)
         setup(at.gpu)
         (at.bin / "nvidia-smi").symlink_to(at.gpu / "bin" / "nvidia-smi")
         for name in ("host_key", "user_key"):
@@ -108,7 +119,9 @@ class Bed:
         etc = at.top / "etc"
         etc.chmod(0o755)
         passwd = Path("/etc/passwd").read_text()
-        (etc / "passwd").write_text(f"{passwd}{OPERATOR}:x:64321:64321::{at.home}:/bin/sh\n")
+        (etc / "passwd").write_text(
+            f"{passwd}{OPERATOR}:x:{OPERATOR_UID}:{OPERATOR_UID}::{at.operator_home}:/bin/sh\n"
+        )
         for name in ("subuid", "subgid"):
             (etc / name).write_text(f"root:{ID_BASE}:65536\n")
 
@@ -328,8 +341,9 @@ class Bed:
         setup(self.layout.gpu)
         for role, ct in self.containers.items():
             self._reset(role, ct)
-        clean = 'rm -rf "$1"/* "$1"/.[!.]* "$2"/* "$2"/.[!.]*'
-        self.on_host(["sh", "-c", clean, "sh", str(self.layout.home), str(self.layout.shared)], check=False)
+        clean = 'for d do rm -rf "$d"/* "$d"/.[!.]*; done'
+        folders = (self.layout.home, self.layout.operator_home, self.layout.shared)
+        self.on_host(["sh", "-c", clean, "sh", *map(str, folders)], check=False)
         (self.layout.ssh / "known_hosts").write_text(self.known_hosts_line())
 
     def _reset(self, role: str, ct: Container) -> None:

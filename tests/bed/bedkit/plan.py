@@ -11,7 +11,7 @@ from .rootfs import ID_BASE
 
 NODES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-OPERATOR = "operator"
+OPERATOR, OPERATOR_UID = "operator", 64321
 """A user of the bed's host who is not root."""
 
 Step = dict[str, Any]
@@ -51,6 +51,10 @@ class Layout:
     @property
     def home(self) -> Path:
         return self.top / "home"
+
+    @property
+    def operator_home(self) -> Path:
+        return self.top / "operator"
 
     @property
     def shared(self) -> Path:
@@ -149,4 +153,6 @@ MaxSessions 64
 UseDNS no
 Subsystem sftp internal-sftp
 SetEnv PATH={path} HOME={layout.home}
+Match User {OPERATOR}
+    SetEnv PATH={path} HOME={layout.operator_home}
 """
