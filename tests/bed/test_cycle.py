@@ -3,6 +3,8 @@ itself says."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -143,7 +145,9 @@ def test_kill_touches_no_bystander(bed: Bed, project: Project) -> None:
         assert lines_inside(bed).count(words) == 1, "the container's twin lives"
         assert stranger.poll() is None
     finally:
-        stranger.kill()
+        # nsenter forks into the pid namespace, and its child outlives it: that one holds the GPU.
+        for pid in Path(f"/proc/{stranger.pid}/task/{stranger.pid}/children").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
         stranger.wait(10)
 
 
