@@ -26,8 +26,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: venv  ## deploy, launch, watch and judge a real training run on the embedded lab (about 4 minutes)
 	@PATH="$(abspath $(BIN)):$$PATH" sh recipes/demo/demo.sh
 
-test: quality  ## the whole suite: unit, lab and bed tests, and every command in the docs
-	$(PY) -m pytest -n $(WORKERS) -m "not soak" tests
+test: quality  ## the whole suite: unit, lab and bed tests, every command in the docs, then the demo
+	$(PY) -m pytest -n $(WORKERS) -m "not soak and not demo" tests
+	$(PY) -m pytest -m demo tests/docs  # alone: it trains by the clock, on all cores
 
 quality: venv  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
