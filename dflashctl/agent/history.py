@@ -1,18 +1,21 @@
 """Operation `list_runs`: what was run, how it ended, what was learnt.
 
-Request: state_dir; limit (of the list, newest first); tag (only those); or `one`: true with tag | id for
-everything about a single run, its log searched for rows of `known` (as for `observe`).
+Request: state_dir; limit (of the list, newest first); tag, recipe (only those); or `one`: true with tag | id
+and code_root (for the files of its release) for everything about a single run, its log searched for rows of
+`known` (as for `observe`).
 
 Answer of a list: {"now", "runs": [facts], "total", "damaged": [{"id", "problem"}]}.
-Of one: {"now", "runs": [facts], "detail": {"record" (whole), "summary", "root_cause", "events", "exit"}}.
+Of one: {"now", "runs": [facts], "detail": {"record" (whole), "summary", "root_cause", "events", "exit",
+"environment", "recipe" (its text), "notes", "files": {path: sha256} of its release, null when it is gone}}.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
-from . import logknown, proc, runfacts
+from . import logknown, proc, release, runfacts
+from .curate import notes
 from .observe import facts_of
 from .pick import one_run
 from .runfolder import RunFolder
@@ -29,10 +32,10 @@ def list_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         run = one_run(request)
         known = [logknown.Known(row) for row in request.get("known") or []]
         facts = facts_of(run, known, None, None, processes, processes, proc.tagged(processes))
-        return {"now": runfacts.now(), "runs": [facts], "detail": detail(run)}
+        return {"now": runfacts.now(), "runs": [facts], "detail": detail(run, request)}
     everything = all_runs(str(request["state_dir"]))
     limit = int(request.get("limit") or LIMIT)
-    wanted = request.get("tag")
+    wanted = {name: request.get(name) for name in ("tag", "recipe")}
     runs: List[Dict[str, Any]] = []
     damaged: List[Dict[str, Any]] = []
     for run in everything:
@@ -41,8 +44,10 @@ def list_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         facts = _facts(run, processes)
         if facts["record"] is None or facts["problems"]:
             damaged += [{"id": run.id, "problem": each} for each in facts["problems"] or ["no record.json"]]
-        if wanted is not None and (facts["record"] or {}).get("tag") != wanted:
+        record = facts["record"] or {}
+        if any(value is not None and record.get(name) != value for name, value in wanted.items()):
             continue
+        facts["notes"] = notes(run)[-1:]
         summary = facts["summary"]
         facts["summary"] = {key: summary.get(key) for key in SUMMARY_KEYS} if summary else None
         runs.append(facts)
@@ -65,13 +70,38 @@ def _facts(run: RunFolder, processes: proc.Table) -> Dict[str, Any]:
     return facts
 
 
-def detail(run: RunFolder) -> Dict[str, Any]:
+def detail(run: RunFolder, request: Dict[str, Any]) -> Dict[str, Any]:
     """Everything that the folder says, unabridged."""
+    record = run.record().value
     return {
-        "record": run.record().value,
+        "record": record,
         "summary": run.read("summary.json").value,
         "root_cause": run.read("root_cause.json").value,
         "exit": run.exit().value,
         "events": run.events()[-500:],
+        "environment": run.read("environment.json").value,
+        "recipe": _text(run.file("recipe.yaml")),
+        "notes": notes(run),
+        "files": _files(str(request.get("code_root") or ""), (record or {}).get("release")),
         "folder": run.path,
     }
+
+
+def _text(path: str) -> Optional[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(2**20)
+    except OSError:
+        return None
+
+
+def _files(code_root: str, name: Any) -> Optional[Dict[str, str]]:
+    if not code_root or not isinstance(name, str):
+        return None
+    try:
+        manifest = release.read_manifest(code_root, name).value
+    except ValueError:
+        return None
+    if manifest is None:
+        return None
+    return {entry["path"]: entry["sha256"] for entry in manifest["files"]}

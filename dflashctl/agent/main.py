@@ -46,6 +46,8 @@ OPS: Dict[str, str] = {
     "read_log": "logs:read_log",
     "search_log": "logsearch:search_log",
     "list_runs": "history:list_runs",
+    "note_run": "curate:note_run",
+    "prune_runs": "curate:prune_runs",
     "host_facts": "hostfacts:host_facts",
     "inside_facts": "insidefacts:inside_facts",
     "learn_idle": "insidefacts:learn_idle",

@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Optional, Set
 from . import proc
 from .detach import detach, fresh_start, read_secrets, tell
 from .ending import exit_body, kill_time, killer, next_step
+from .environment import environment
 from .logindex import LogIndex
 from .oom import oom_kills
 from .runfolder import RunFolder
@@ -59,8 +60,8 @@ class Supervisor:
 
     def start(self, secrets: Dict[str, str]) -> Optional[str]:
         """Start the program and write the started record. Returns why it did not start."""
-        environment = {str(name): str(value) for name, value in self.record.get("env", {}).items()}
-        environment.update(secrets)
+        env = {str(name): str(value) for name, value in self.record.get("env", {}).items()}
+        env.update(secrets)
         try:
             log = os.open(self.record["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -69,7 +70,7 @@ class Supervisor:
             self.process = subprocess.Popen(
                 self.record["command"],
                 cwd=self.record["cwd"],
-                env=environment,
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -103,6 +104,13 @@ class Supervisor:
             return "cannot write the started record: %s" % error
         self.note("started", leader=proc.as_json(self.leader))
         return None
+
+    def write_environment(self) -> None:
+        """For `runs diff`; after the word "started", because nobody waits for it."""
+        try:
+            self.run.write("environment.json", environment(), durable=False)
+        except OSError:
+            pass
 
     def watch(self) -> None:
         """Until the whole family has ended."""
@@ -288,6 +296,7 @@ def main(run_dir: str) -> int:
         tell({"failed": why})
         return 1
     tell({"started": supervisor.leader})
+    supervisor.write_environment()
     supervisor.watch()
     write_exit(run, supervisor.exit())
     remove_if_empty(run.file("supervisor.err"))

@@ -45,7 +45,9 @@ def cells(entry: Entry) -> list[object]:
 
 
 def learnt(entry: Entry) -> str:
-    """The program's headline, else why it ended as it did."""
+    """What a person noted, else the program's headline, else why it ended as it did."""
+    if entry.note:
+        return clip(entry.note, 120)
     if entry.facts.headline:
         return line(entry.facts.headline)
     if entry.verdict.state == "failed" and entry.facts.root_cause:
@@ -71,6 +73,9 @@ def one(shown: Shown) -> RenderableType:
     summary = mapping(detail.get("summary"))
     if summary:
         parts += summary_parts(summary)
+    for note in map(mapping, listed(detail.get("notes"))):
+        by = f"{moment(number(note.get('at')))} {note.get('by')}"
+        parts.append(table.cell(line(f"note ({by}): {note.get('text')}")))
     if verdict.next and verdict.state != "finished":
         parts.append(table.cell("next: " + " · ".join(verdict.next), "dim"))
     return Group(*parts)
@@ -99,6 +104,40 @@ def record_lines(shown: Shown) -> list[tuple[str, str]]:
     if facts.log is not None and facts.log.path:
         lines.append(("log", facts.log.path + ("" if facts.log.exists else " (not there)")))
     return lines
+
+
+def code(shown: Shown) -> RenderableType:
+    """The identity of what ran: release, git, and each file with its sha256."""
+    from rich.console import Group
+
+    entry, files = shown.entry, shown.detail.get("files")
+    record = entry.facts.record
+    head = [("release", text(record.get("release")) or "none"), ("code", entry.code)]
+    parts: list[RenderableType] = [table.cell(line(f"{entry.facts.name} · code"), "bold"), table.pairs(head)]
+    if isinstance(files, Mapping):
+        parts.append(table.pairs([(text(digest)[:12], path) for path, digest in sorted(files.items())]))
+    elif record.get("release"):
+        parts.append(table.cell("the release is gone from the host: its files are not known any more"))
+    return Group(*parts)
+
+
+def pruned(answer: Mapping[str, Any], *, dry_run: bool) -> RenderableType:
+    """What a prune took, or would take."""
+    from rich.console import Group
+
+    rows = [mapping(each) for each in listed(answer.get("pruned"))]
+    total = sum(number(row.get("bytes")) or 0.0 for row in rows)
+    did = "would remove" if dry_run else "removed"
+    kept = plural(int(number(answer.get("kept")) or 0), "run")
+    parts: list[RenderableType] = [
+        table.cell(f"{did} {plural(len(rows), 'run')}, {size(int(total))}; {kept} kept", "bold")
+    ]
+    if rows:
+        named = [[line(row.get("tag") or "?"), line(row.get("id")), size(row.get("bytes"))] for row in rows]
+        parts.append(table.table(("TAG", "ID", ">SIZE"), named))
+    for each in map(mapping, listed(answer.get("failed"))):
+        parts.append(table.cell(line(f"not removed: {each.get('id')}: {each.get('problem')}"), "yellow"))
+    return Group(*parts)
 
 
 def summary_parts(summary: Mapping[str, Any]) -> list[RenderableType]:
@@ -148,6 +187,7 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "git": record.get("git"),
         "gpus": list(facts.gpu_indices),
         "headline": facts.headline or None,
+        "note": entry.note or None,
         "lossless": entry.lossless,
         "best_acceptance_length": number(entry.best_acceptance_length),
         "log": facts.log.path if facts.log else None,
@@ -157,5 +197,5 @@ def entry_document(entry: Entry) -> dict[str, Any]:
 def one_document(shown: Shown) -> dict[str, Any]:
     """Schema dflashctl.run/1: the entry, and the files of the run's folder as they are."""
     detail = shown.detail
-    files = ("record", "exit", "summary", "root_cause", "events", "folder")
+    files = ("record", "exit", "summary", "root_cause", "environment", "notes", "files", "events", "folder")
     return {"host": shown.host, **entry_document(shown.entry), **{name: detail.get(name) for name in files}}

@@ -14,6 +14,9 @@ from dflashctl.runs.readfacts import read_answer
 from dflashctl.runs.verdict import Verdict, judge
 
 TIMEOUT_S = 40.0
+MOST = 10_000
+PRUNE_TIMEOUT_S = 600.0
+"""Checkpoints are large, and some file systems slow."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Entry:
     created_at: float | None
     lossless: bool | None = None
     best_acceptance_length: float | None = None
+    note: str = ""
+    """The newest of those that people wrote."""
 
     @property
     def took_s(self) -> float | None:
@@ -62,14 +67,18 @@ class Shown:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-def list_runs(engine: Engine, *, limit: int, tag: str | None = None) -> History:
-    """The newest runs first, live ones among them."""
-    request = {"state_dir": engine.host.state_dir, "limit": limit, "tag": tag}
+def list_runs(
+    engine: Engine, *, limit: int, tag: str | None = None, recipe: str | None = None, state: str | None = None
+) -> History:
+    """The newest runs first, live ones among them. A state is judged here, so all runs are asked for then."""
+    asked = limit if state is None else MOST
+    request = {"state_dir": engine.host.state_dir, "limit": asked, "tag": tag, "recipe": recipe}
     answer = call(engine, "list_runs", request, timeout_s=TIMEOUT_S)
     damaged = [mapping(each) for each in listed(answer.get("damaged"))]
+    found = [each for each in entries(answer) if state is None or each.verdict.state == state]
     return History(
         engine.host.name,
-        entries(answer),
+        tuple(found[:limit]),
         whole(answer.get("total")) or 0,
         tuple((text(each.get("id")), text(each.get("problem"))) for each in damaged),
     )
@@ -79,7 +88,8 @@ def show_run(engine: Engine, name: str | None) -> Shown:
     """A run by tag, or by id where nothing has the tag; the newest one for None. Raises NotFound."""
     from dflashctl.errors import NotFound
 
-    request = {"state_dir": engine.host.state_dir, "one": True, "known": known.patterns()}
+    where = {"state_dir": engine.host.state_dir, "code_root": engine.host.code_root}
+    request = {**where, "one": True, "known": known.patterns()}
     try:
         answer = call(engine, "list_runs", {**request, "tag": name}, timeout_s=TIMEOUT_S)
     except NotFound as no_such_tag:
@@ -105,6 +115,34 @@ def entries(answer: Mapping[str, Any]) -> tuple[Entry, ...]:
                 number(facts.record.get("created_at")),
                 lossless if isinstance(lossless, bool) else None,
                 number(summary.get("best_acceptance_length")),
+                text(mapping((listed(raw.get("notes")) or [None])[-1]).get("text")),
             )
         )
     return tuple(made)
+
+
+def add_note(engine: Engine, name: str, note: str, who: str) -> Mapping[str, Any]:
+    """Append what was learnt to a run's events, by tag or id. Raises NotFound, UsageError (an empty note)."""
+    from dflashctl.errors import NotFound, UsageError
+
+    if not note.strip():
+        raise UsageError("the note is empty")
+    request = {"state_dir": engine.host.state_dir, "text": note.strip(), "who": who}
+    try:
+        return call(engine, "note_run", {**request, "tag": name}, timeout_s=TIMEOUT_S)
+    except NotFound as no_such_tag:
+        try:
+            return call(engine, "note_run", {**request, "id": name}, timeout_s=TIMEOUT_S)
+        except NotFound:
+            raise no_such_tag from None
+
+
+def prune(engine: Engine, *, keep: int, older_than_s: float | None, dry_run: bool) -> Mapping[str, Any]:
+    """Remove ended runs by rules; the answer as the agent's operation describes it."""
+    request = {
+        "state_dir": engine.host.state_dir,
+        "keep": keep,
+        "older_than_s": older_than_s,
+        "dry_run": dry_run,
+    }
+    return call(engine, "prune_runs", request, timeout_s=PRUNE_TIMEOUT_S)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 State = Literal[
     "queued", "starting", "compiling", "running", "slow", "wedged", "frozen",
     "finished", "failed", "killed", "cancelled", "lost", "unknown",
 ]  # fmt: skip
+STATES: tuple[str, ...] = get_args(State)
 Confidence = Literal["high", "medium", "low"]
 
 ENDED: frozenset[State] = frozenset({"finished", "failed", "killed", "cancelled", "lost"})
