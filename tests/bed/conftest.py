@@ -14,7 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bedkit import need
-from bedkit.bed import Bed, sessions
+from bedkit.bed import Bed, make_trees, sessions
+from bedkit.rootfs import RootfsError
 from proxy import Proxy
 
 _LOUD = "DID NOT RUN: the bed. {}. To get it, {}"
@@ -26,6 +27,13 @@ def bed_session() -> Iterator[Bed]:
     reason = need.reason_against()
     if reason is not None:
         text = _LOUD.format(reason, need.HOW)
+        if need.must_run():
+            pytest.fail(text, pytrace=False)
+        pytest.skip(text)
+    try:
+        make_trees()
+    except RootfsError as error:  # no network, no mirror: only this may be missing where the bed could run
+        text = _LOUD.format(error, "let this machine reach a Debian mirror once, or set DFLASHCTL_BED_CACHE")
         if need.must_run():
             pytest.fail(text, pytrace=False)
         pytest.skip(text)

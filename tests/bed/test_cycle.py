@@ -178,6 +178,18 @@ def test_hostile_output_is_shown_escaped(bed: Bed, project: Project) -> None:
     project.ok("kill", "t")
 
 
+def test_the_host_can_be_a_name_of_the_persons_ssh_config(bed: Bed, project: Project) -> None:
+    """Port, key and known_hosts come from there, as a person has them already."""
+    config = project.home / ".ssh" / "config"
+    config.parent.mkdir(mode=0o700)
+    config.write_text(
+        f"Host my-gpu-box\n  HostName 127.0.0.1\n  Port {bed.port}\n  User root\n"
+        f"  IdentityFile {bed.key}\n  IdentitiesOnly yes\n  UserKnownHostsFile {bed.known_hosts}\n"
+    )
+    project.write_hosts({"bed": bed.host_entry(ssh={"host": "my-gpu-box"})})
+    assert "8 idle" in project.ok("gpu").stdout
+
+
 def test_dry_runs_change_nothing(bed: Bed, project: Project) -> None:
     project.ok("deploy", "--dry-run")
     assert bed.inside("main", ["ls", "-A", "/workspace"]).stdout == b""

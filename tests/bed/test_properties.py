@@ -204,7 +204,7 @@ def check_file(bed: Bed, engine: Engine, folder: Path, name: str, data: bytes, m
     find = [
         "sh",
         "-c",
-        "cd /workspace/files && find . -mindepth 1 -printf x && echo && sha256sum ./* ./.[!.]* ./..?* 2>/dev/null",
+        "cd /workspace/files && find . -mindepth 1 -printf x;echo;sha256sum ./* ./.[!.]* ./..?* 2>/dev/null",
     ]
     told = bed.inside("main", find, check=False).stdout.decode(errors="surrogateescape")
     assert told.startswith("x\n") and digest in told, (name, told)

@@ -27,6 +27,7 @@ from .rootfs import ID_BASE, cache_dir, ensure
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 _START_S = 30.0
+_BEDS, _PREFIX = Path("/var/tmp"), "dflashctl-bed-"
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -59,6 +60,29 @@ def _cgroup_roots() -> list[Path]:
     return [p for p in dict.fromkeys(roots) if p.is_dir()]
 
 
+def tree_of(ct: Container) -> Path:
+    """The container's root file system, made if it is not in the cache."""
+    return ensure(ct.suite, ct.include, shifted=ct.unprivileged)
+
+
+def make_trees() -> None:
+    """All of them, before anything runs. Raises RootfsError."""
+    for ct in standard():
+        tree_of(ct)
+
+
+def sweep(beds: Path) -> None:
+    """Remove the folders of beds whose owners were killed: nobody holds their lock. Their processes and
+    mounts went with their namespaces."""
+    for folder in beds.glob(f"{_PREFIX}*"):
+        try:
+            with open(folder / "owner", "r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # in use, or just being made
+
+
 def _free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -73,8 +97,11 @@ class Bed:
         self.containers = {ct.role: ct for ct in standard()}
         self.ids = {role: first + ct.offset for role, ct in self.containers.items()}
         # Not below pytest's own folder: that is closed to the containers' ids.
-        self.layout = Layout(Path(tempfile.mkdtemp(prefix="dflashctl-bed-", dir="/var/tmp")))
+        sweep(_BEDS)
+        self.layout = Layout(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_BEDS)))
         self.layout.top.chmod(0o711)
+        self._owner = open(self.layout.top / "owner", "w")  # noqa: SIM115  held for the life of the bed
+        fcntl.flock(self._owner, fcntl.LOCK_EX)
         self.dir = self.layout.top
         self._init: subprocess.Popen[str] | None = None
         self.pid = 0
@@ -127,10 +154,7 @@ class Bed:
 
     def _start_host(self) -> None:
         at = self.layout
-        trees = [
-            (ct, self.ids[role], ensure(ct.suite, ct.include, shifted=ct.unprivileged))
-            for role, ct in self.containers.items()
-        ]
+        trees = [(ct, self.ids[role], tree_of(ct)) for role, ct in self.containers.items()]
         devices = device_files(at.gpu)
         cgroup_v1 = (_CGROUPS / "memory").is_dir()
         for ct, vmid, _ in trees:
@@ -317,6 +341,11 @@ class Bed:
     def thaw(self, role: str) -> None:
         self._lxc("lxc-unfreeze", role)
 
+    def pct(self, **settings: Any) -> None:
+        """Change the stand-in's settings until the next reset: `pct(startup_delay_s=0.7)` is as slow as on a
+        real host, `pct(pve=7)` an older one."""
+        pctstate.write_settings(self.layout, **settings)
+
     def gpus(self, how: Callable[[Box], None]) -> None:
         """Change the simulated GPUs: `bed.gpus(lambda box: setattr(box, "mode", "hang"))`."""
         change(self.layout.gpu, how)
@@ -339,6 +368,7 @@ class Bed:
         """Put back what a test may have changed: GPUs healthy, containers running (or stopped), nobody in
         them, their work folders empty, nothing staged on the host."""
         setup(self.layout.gpu)
+        self.pct()
         for role, ct in self.containers.items():
             self._reset(role, ct)
         clean = 'for d do rm -rf "$d"/* "$d"/.[!.]*; done'
@@ -401,6 +431,7 @@ class Bed:
         except BedError:
             pass  # the next bed with these ids says it
         shutil.rmtree(self.dir, ignore_errors=True)
+        self._owner.close()
         self._lock.close()
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from .plan import Layout
 
@@ -16,13 +17,20 @@ NODE = "pve1"
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
+def write_settings(layout: Layout, **more: Any) -> None:
+    """Which Proxmox this is; replaced at once, since calls may be under way."""
+    settings = {"version": 1, "node": NODE, "pve": 9, "startup_delay_s": 0.0, "lock_dir": "/run/lock/lxc"}
+    aside = layout.pct / "pct.json.new"
+    aside.write_text(json.dumps(settings | more))
+    aside.replace(layout.pct / "pct.json")
+
+
 def write(layout: Layout, configs: dict[int, str]) -> None:
     """`configs` maps a container id to its Proxmox configuration."""
     state = layout.pct
     for name in ("conf", "ns", "run"):
         (state / name).mkdir(parents=True)
-    settings = {"version": 1, "node": NODE, "pve": 9, "startup_delay_s": 0.0, "lock_dir": "/run/lock/lxc"}
-    (state / "pct.json").write_text(json.dumps(settings))
+    write_settings(layout)
     for vmid, text in configs.items():
         (state / "conf" / f"{vmid}.conf").write_text(text)
         (state / "ns" / f"{vmid}.json").write_text(json.dumps({"backend": "lxc", "lxcpath": str(layout.lxc)}))

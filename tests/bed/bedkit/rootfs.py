@@ -29,6 +29,10 @@ while :; do sleep 3600 & wait $!; done
 """
 
 
+class RootfsError(RuntimeError):
+    """A root file system could not be made; the text has mmdebstrap's last words."""
+
+
 def cache_dir() -> Path:
     """Outside the repository, shared by all checkouts of this machine, searchable for the containers' ids."""
     return Path(os.environ.get("DFLASHCTL_BED_CACHE", "/var/cache/dflashctl-bed"))
@@ -45,7 +49,7 @@ def _locked(cache: Path) -> Iterator[None]:
 
 def ensure(suite: str, include: tuple[str, ...], *, shifted: bool) -> Path:
     """The tree of a Debian suite with these packages (beside minbase and procps), made if it is not there
-    yet: 15 to 25 s. Raises CalledProcessError with mmdebstrap's words on its stderr."""
+    yet: 15 to 25 s. Raises RootfsError."""
     packages = ("procps", *include)
     key = hashlib.sha256(repr((_RECIPE, suite, packages)).encode()).hexdigest()[:10]
     cache = cache_dir()
@@ -83,7 +87,9 @@ def _build(target: Path, suite: str, packages: tuple[str, ...]) -> None:
         f"--include={','.join(packages)}",
     ]
     argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in _LEAVE_OUT]
-    subprocess.run([*argv, suite, str(part)], check=True, capture_output=True, text=True, timeout=900)
+    done = subprocess.run([*argv, suite, str(part)], capture_output=True, text=True, timeout=900)
+    if done.returncode != 0:
+        raise RootfsError(f"mmdebstrap {suite}: {done.stderr[-1500:].strip()}")
     for old in (part / "dev").iterdir():
         old.unlink() if not old.is_dir() or old.is_symlink() else shutil.rmtree(old)
     for folder in ("workspace", "srv/host", "srv/small", "run/nvidia-lab"):
