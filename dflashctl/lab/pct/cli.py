@@ -8,7 +8,7 @@ import sys
 
 from dflashctl.lab.pct import commands, config, lock, power, status, transfer, worker
 from dflashctl.lab.pct import locale as callers_locale
-from dflashctl.lab.pct.backends import backend
+from dflashctl.lab.pct.backends import Backend, backend
 from dflashctl.lab.pct.errors import Die, ParameterError
 from dflashctl.lab.pct.output import err, out
 from dflashctl.lab.pct.state import VARIABLE, State
@@ -136,10 +136,8 @@ def _exec(call: Call) -> int:
     if call.state.version >= (5, 0, 9):
         env.pop(b"SSL_CERT_FILE", None)
         env.pop(b"SSL_CERT_DIR", None)
-    for name in _TAINTED:
-        if name in env:
-            where = f"while running with -T switch {call.state.at('exec')}"
-            raise Die(f"Insecure $ENV{{{name.decode()}}} {where}.\n")
+    if tainted := _tainted(call):
+        raise Die(f"{tainted} {call.state.at('exec')}.\n")
     configured = [b"TERM=linux"]  # Proxmox writes this into every container's LXC configuration
     for key, value in found.lxc:
         at_run_time = key == "lxc.environment.runtime" and call.state.version >= (6, 0, 15)
@@ -148,6 +146,21 @@ def _exec(call: Call) -> int:
     words = [word.encode() for word in argv]
     keep = call.switch("keep-env", True)
     return backend(call.state, call.vmid).attach(words, env, configured, keep=keep)
+
+
+def _tainted(call: Call) -> str:
+    for name in _TAINTED:
+        if name in call.env:
+            return f"Insecure $ENV{{{name.decode()}}} while running with -T switch"
+    return ""
+
+
+def _init_pid(call: Call, container: Backend) -> int:
+    """The container's first process, which the real tool asks lxc-info for."""
+    if tainted := _tainted(call):
+        where = "at /usr/lib/x86_64-linux-gnu/perl-base/IPC/Open3.pm line 176"
+        raise Die(f"command 'lxc-info -n {call.vmid} -p' failed: {tainted} {where}.\n")
+    return container.init_pid()
 
 
 def _push(call: Call) -> int:
@@ -159,7 +172,7 @@ def _push(call: Call) -> int:
     ownership = _ownership(call)
 
     def work() -> None:
-        pid = container.init_pid()
+        pid = _init_pid(call, container)
         transfer.push(pid, unprivileged, call.text("file"), call.text("destination"), ownership, call.state)
 
     worker.run(work)
@@ -175,7 +188,7 @@ def _pull(call: Call) -> int:
     ownership = _ownership(call)
 
     def work() -> None:
-        pid = container.init_pid()
+        pid = _init_pid(call, container)
         transfer.pull(pid, call.text("path"), call.text("destination"), ownership, call.state)
 
     worker.run(work)

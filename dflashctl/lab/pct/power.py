@@ -109,8 +109,11 @@ def _task(state: State, vmid: int, work: Callable[[config.Config], None]) -> int
 
 
 def _end(container: Backend, timeout_s: float | None, *, force: bool) -> None:
-    if not container.stop(timeout_s, force=force):
-        raise Die("container did not stop\n")
+    if container.stop(timeout_s, force=force):
+        return
+    flags = "--kill" if timeout_s is None else f"{'' if force else '--nokill '}--timeout {timeout_s:.0f}"
+    out(f"command 'lxc-stop -n {container.vmid} {flags}' failed: exit code 1\n")
+    raise Die("container did not stop\n")
 
 
 def _checkpoint(vmid: int, flags: str) -> None:
