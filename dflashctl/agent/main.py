@@ -36,6 +36,8 @@ OPS: Dict[str, str] = {
     "lock_show": "hostlock:lock_show",
     "lock_break": "hostlock:lock_break",
     "launch": "launch:launch",
+    "launch_desk": "launchdesk:launch_desk",
+    "gpu_desk": "gpudesk:gpu_desk",
     "wait_end": "waiting:wait_end",
     "stop": "stop:stop",
     "look_process": "onepid:look_process",
@@ -45,6 +47,8 @@ OPS: Dict[str, str] = {
     "host_stacks": "stacks:host_stacks",
     "read_log": "logs:read_log",
     "search_log": "logsearch:search_log",
+    "pull_list": "pull:pull_list",
+    "pull_file": "pull:pull_file",
     "list_runs": "history:list_runs",
     "note_run": "curate:note_run",
     "prune_runs": "curate:prune_runs",
@@ -54,7 +58,7 @@ OPS: Dict[str, str] = {
 }
 """Operation -> "module:function" beside this file, imported only when asked for."""
 
-READ_ON = frozenset(["host_desk"])
+READ_ON = frozenset(["host_desk", "launch_desk", "gpu_desk"])
 """Operations to which the caller goes on talking: their stdin stays what it is."""
 
 MAX_REQUEST_BYTES = 64 * 2**20

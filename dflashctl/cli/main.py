@@ -33,6 +33,7 @@ VERBS: dict[str, str] = {
     "kill": "End a run with its whole family and prove its GPUs free",
     "logs": "Show a run's log",
     "runs": "List past and present runs and what was learnt",
+    "pull": "Bring home a run's checkpoints, metrics or log",
     "explain": "Look for known failures in a run's log, and say what helps",
     "stacks": "Show where every process of a run stands in its code",
     "gpu": "Show the GPUs and who holds them",

@@ -1,0 +1,276 @@
+"""Bring home what a run left: resumable, verified by hash, never over a newer file or out of the folder."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from dflashctl.config.hosts import Host
+from dflashctl.errors import DflashError, NotFound, Unreachable, VerificationFailed
+from dflashctl.remote.agent_call import Event, call
+from dflashctl.remote.engine import Engine
+from dflashctl.remote.factory import open_engine
+from dflashctl.runs.facts import listed, mapping, number, text, whole
+
+What = Literal["checkpoints", "metrics", "log"]
+WHAT: tuple[What, ...] = ("checkpoints", "metrics", "log")
+PART = ".dflash-part"
+LIST_TIMEOUT_S = 60.0
+FILE_TIMEOUT_S = 3600.0
+TRIES = 6
+"""In a row without a byte of progress."""
+CLOCK_SLACK_S = 2.0
+"""File systems and clocks round."""
+
+
+@dataclass(frozen=True)
+class Remote:
+    path: str
+    size: int
+    mtime: float
+    mode: int
+
+
+@dataclass
+class Result:
+    """What became of each file."""
+
+    id: str = ""
+    tag: str = ""
+    folder: Path = Path()
+    fetched: list[str] = field(default_factory=list)
+    same: list[str] = field(default_factory=list)
+    linked: list[str] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    """(name, why)."""
+    bytes: int = 0
+
+
+Told = Callable[[str, int, int], None]
+"""Called with (path, bytes done, bytes in all)."""
+
+
+def pull(
+    host: Host,
+    *,
+    tag: str | None,
+    what: What,
+    into: Path | None,
+    told: Told = lambda path, done, size: None,
+    connect: Callable[[Host], Engine] = open_engine,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Result:
+    """Into `into`, by default `pulled/<tag>/<id>/<what>` here. Lost contact is survived by connecting again.
+
+    Raises NotFound (no such run, nothing there), Unreachable (several times in a row without progress).
+    """
+    with connect(host) as engine:
+        answer = call(
+            engine,
+            "pull_list",
+            {"state_dir": host.state_dir, "tag": tag, "what": what},
+            timeout_s=LIST_TIMEOUT_S,
+        )
+    result = Result(text(answer.get("id")), text(answer.get("tag")))
+    safe_tag = result.tag if problem_of(result.tag) is None and "/" not in result.tag else "run"
+    result.folder = into or Path("pulled") / safe_tag / result.id / what
+    wanted = [read_entry(mapping(each)) for each in listed(answer.get("files"))]
+    result.refused += [(text(each), "neither file nor folder") for each in listed(answer.get("skipped"))]
+    if not wanted and not listed(answer.get("links")):
+        raise NotFound(f"run {result.tag or result.id} has no {what}", where=host.name)
+    line = Line(host, connect, sleep)
+    try:
+        for each in wanted:
+            one_file(line, each, what, result, told)
+    finally:
+        line.close()
+    for link in map(mapping, listed(answer.get("links"))):
+        one_link(text(link.get("path")), text(link.get("target")), result)
+    return result
+
+
+def read_entry(raw: Mapping[str, Any]) -> Remote:
+    mtime, mode = number(raw.get("mtime")) or 0.0, whole(raw.get("mode")) or 0o644
+    return Remote(text(raw.get("path")), max(whole(raw.get("size")) or 0, 0), mtime, mode)
+
+
+def problem_of(path: str) -> str | None:
+    """Why a name from over there must not become a path here; None for a good one."""
+    if not path or "\0" in path:
+        return "not a name"
+    if path.startswith("/") or path.startswith("~") or "\\" in path or ":" in path.split("/")[0][:2]:
+        return "not a path below the folder"
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "leads out of the folder"
+    return None
+
+
+def place_of(folder: Path, path: str) -> Path | str:
+    """Where a file goes, or why it may not: also a link that somebody made here must not lead out."""
+    problem = problem_of(path)
+    if problem is not None:
+        return problem
+    target = folder / path
+    inside = folder.resolve()
+    if not (target.parent.resolve() == inside or inside in target.parent.resolve().parents):
+        return "a link here leads out of the folder"
+    if target.is_symlink():
+        return "a link of this name is here already"
+    if target.is_dir():
+        return "a folder of this name is here already"
+    return target
+
+
+class Line:
+    """An engine that is opened anew after it broke."""
+
+    def __init__(self, host: Host, connect: Callable[[Host], Engine], sleep: Callable[[float], None]) -> None:
+        self.host = host
+        self._connect = connect
+        self._sleep = sleep
+        self._engine: Engine | None = None
+
+    def call(self, op: str, request: dict[str, Any], on_event: Callable[[Event], None]) -> dict[str, Any]:
+        self._engine = self._engine or self._connect(self.host)
+        return call(self._engine, op, request, timeout_s=FILE_TIMEOUT_S, on_event=on_event)
+
+    def broken(self, failures: int) -> None:
+        self.close()
+        self._sleep(min(float(2**failures), 15.0))
+
+    def close(self) -> None:
+        if self._engine is not None:
+            with suppress(DflashError, OSError):
+                self._engine.close()
+        self._engine = None
+
+
+def one_file(line: Line, remote: Remote, what: What, result: Result, told: Told) -> None:
+    """Fetch, verify, put in place; or say why not."""
+    place = place_of(result.folder, remote.path)
+    if isinstance(place, str):
+        result.refused.append((remote.path, place))
+        return
+    # What is here already is offered as the beginning: the answer to a file that is the same is no byte.
+    here = place.stat() if place.exists() else None
+    if here is not None and here.st_mtime > remote.mtime + CLOCK_SLACK_S:
+        if here.st_size == remote.size and _same(line, remote, what, result, place):
+            result.same.append(remote.path)
+        else:
+            result.refused.append((remote.path, "the file here is newer"))
+        return
+    if here is not None and here.st_size == remote.size and _same(line, remote, what, result, place):
+        result.same.append(remote.path)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.with_name(place.name + PART)
+    if part.is_symlink():
+        result.refused.append((remote.path, "a link stands where its part would go"))
+        return
+    digest = fetch(line, remote, what, result, part, told)
+    if digest != sha256(part):
+        part.unlink()
+        raise VerificationFailed(
+            f"{remote.path} arrived different from what it is there",
+            where=line.host.name,
+            next="run it again",
+        )
+    part.chmod(remote.mode & 0o777 | 0o600)
+    os.utime(part, (remote.mtime, remote.mtime))
+    part.replace(place)
+    result.fetched.append(remote.path)
+
+
+def fetch(line: Line, remote: Remote, what: What, result: Result, part: Path, told: Told) -> str:
+    """Bytes into `part` until all are there, over as many connections as it takes; the sha256 over there."""
+    failures = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        request = _request(line.host, remote, what, result)
+        request |= {"offset": before, "prefix_sha256": sha256(part) if before else ""}
+        try:
+            with part.open("ab") as file:
+                take = partial(_take, file=file, remote=remote, result=result, told=told)
+                answer = line.call("pull_file", request, take)
+            return text(answer.get("sha256"))
+        except Unreachable:
+            moved = part.exists() and part.stat().st_size > before
+            failures = 0 if moved else failures + 1
+            if failures >= TRIES:
+                raise
+            line.broken(failures)
+
+
+def _take(event: Event, file: Any, remote: Remote, result: Result, told: Told) -> None:
+    if "from" in event and whole(event.get("from")) == 0:
+        file.seek(0)
+        file.truncate()
+    if "data" in event:
+        data = base64.b64decode(text(event["data"]))
+        file.write(data)
+        file.flush()
+        result.bytes += len(data)
+        told(remote.path, whole(event.get("offset")) or 0, remote.size)
+
+
+def _request(host: Host, remote: Remote, what: What, result: Result) -> dict[str, Any]:
+    return {
+        "state_dir": host.state_dir, "id": result.id, "what": what, "path": remote.path, "size": remote.size,
+    }  # fmt: skip
+
+
+def _same(line: Line, remote: Remote, what: What, result: Result, place: Path) -> bool:
+    """Has the file over there the bytes that this one has? Asked by hash; another answer is hung up on."""
+    mine = sha256(place)
+    if remote.size == 0:
+        return True
+
+    class Differs(Exception):
+        pass
+
+    def listen(event: Event) -> None:
+        if "from" in event and whole(event.get("from")) != remote.size:
+            raise Differs
+
+    request = _request(line.host, remote, what, result)
+    request |= {"offset": remote.size, "prefix_sha256": mine}
+    try:
+        return text(line.call("pull_file", request, listen).get("sha256")) == mine
+    except Differs:
+        line.close()
+        return False
+
+
+def one_link(path: str, target: str, result: Result) -> None:
+    """A link whose target lies in the folder is made here too; any other is refused."""
+    place = place_of(result.folder, path)
+    if isinstance(place, str) and place != "a link of this name is here already":
+        result.refused.append((path, place))
+        return
+    here = result.folder / path
+    inside = result.folder.resolve()
+    if target.startswith("/") or inside not in Path(os.path.normpath(inside / path / ".." / target)).parents:
+        result.refused.append((path, "a link that leaves the folder"))
+        return
+    if here.is_symlink():
+        if str(here.readlink()) != target:
+            result.refused.append((path, "another link of this name is here already"))
+        else:
+            result.same.append(path)
+        return
+    here.parent.mkdir(parents=True, exist_ok=True)
+    here.symlink_to(target)
+    result.linked.append(path)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,259 @@
+"""Run with: pytest tests/unit/test_pull.py. What a run left comes home whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflashctl.cli.main import run
+from dflashctl.config.hosts import Host
+from dflashctl.errors import NotFound, Unreachable, VerificationFailed
+from dflashctl.remote.engine import Completed
+from dflashctl.remote.local import LocalEngine
+from dflashctl.runs.pull import PART, Result, What, problem_of, pull
+
+OLD = 1.7e9
+
+
+@pytest.fixture
+def folder(box: Any) -> Path:
+    """The run folder of an ended run `t`, with two checkpoints."""
+    answer = box.python("print('step 1')", "t")
+    box.wait(answer)
+    made = Path(box.run(answer).path)
+    for name, data in {"step_1/w.bin": b"a" * 1000, "step_2/w.bin": b"b" * 70_000, "empty": b""}.items():
+        path = made / "checkpoints" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        os.utime(path, (OLD, OLD))
+    return made
+
+
+@pytest.fixture
+def host(box: Any) -> Host:
+    return Host(
+        name="here",
+        engine="local",
+        python=sys.executable,
+        code_root=str(box.root),
+        workdir=str(box.root),
+        log_dir=str(box.root),
+        state_dir=box.state_dir,
+    )
+
+
+class Cut(LocalEngine):
+    """The connection breaks after some bytes of an answer, as often as `cuts` has numbers."""
+
+    def __init__(self, host: Host, cuts: list[int]) -> None:
+        super().__init__(host)
+        self.cuts = cuts
+
+    def run(
+        self, argv: Sequence[str], *, on_stdout: Any = None, stdin: bytes = b"", **rest: Any
+    ) -> Completed:
+        if not self.cuts or b"pull_file" not in stdin[-4000:]:
+            return super().run(argv, on_stdout=on_stdout, stdin=stdin, **rest)
+        left, taken = self.cuts.pop(), 0
+
+        def feed(data: bytes) -> None:
+            nonlocal taken
+            on_stdout(data[: max(left - taken, 0)])
+            taken += len(data)
+
+        super().run(argv, on_stdout=feed, stdin=stdin, **rest)
+        raise Unreachable("the connection broke")
+
+
+def fetch(host: Host, into: Path, what: What = "checkpoints", cuts: list[int] | None = None) -> Result:
+    return pull(
+        host,
+        tag="t",
+        what=what,
+        into=into,
+        connect=lambda target: Cut(target, cuts if cuts is not None else []),
+        sleep=lambda seconds: None,
+    )
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_checkpoints_come_whole_with_their_times_and_a_second_time_costs_nothing(
+    folder: Path, host: Host, tmp_path: Path
+) -> None:
+    into = tmp_path / "here"
+    result = fetch(host, into)
+    assert tree(into) == tree(folder / "checkpoints")
+    assert (result.bytes, len(result.fetched), result.refused) == (71_000, 3, [])
+    assert (into / "step_1/w.bin").stat().st_mtime == OLD
+    again = fetch(host, into)
+    assert (again.bytes, again.fetched, len(again.same)) == (0, [], 3)
+
+
+def test_resumed_at_twenty_random_places(folder: Path, host: Host, tmp_path: Path) -> None:
+    rng = random.Random(3)
+    data = rng.randbytes(3_000_000)
+    (folder / "checkpoints" / "big").write_bytes(data)
+    cuts = [rng.randrange(0, 600_000) for _ in range(20)]
+    into = tmp_path / "here"
+    result = fetch(host, into, cuts=cuts)
+    assert cuts == []
+    assert (into / "big").read_bytes() == data
+    assert tree(into) == tree(folder / "checkpoints")
+    assert result.bytes == 3_071_000, "no byte came twice"
+
+
+def test_a_part_of_another_file_is_begun_anew(folder: Path, host: Host, tmp_path: Path) -> None:
+    into = tmp_path / "here"
+    into.mkdir()
+    (into / f"empty{PART}").write_bytes(b"something")
+    (into / "step_2").mkdir()
+    (into / "step_2" / f"w.bin{PART}").write_bytes(b"b" * 100 + b"X" + b"b" * 100)
+    result = fetch(host, into)
+    assert tree(into) == tree(folder / "checkpoints")
+    assert result.bytes == 71_000
+
+
+def test_a_newer_file_here_is_left_alone(folder: Path, host: Host, tmp_path: Path) -> None:
+    into = tmp_path / "here"
+    (into / "step_1").mkdir(parents=True)
+    (into / "step_1/w.bin").write_bytes(b"mine")
+    result = fetch(host, into)
+    assert (into / "step_1/w.bin").read_bytes() == b"mine"
+    assert result.refused == [("step_1/w.bin", "the file here is newer")]
+    assert len(result.fetched) == 2
+    os.utime(into / "step_1/w.bin", (OLD - 100, OLD - 100))
+    assert fetch(host, into).fetched == ["step_1/w.bin"], "an older one is replaced"
+
+
+def test_a_newer_file_with_the_same_bytes_is_the_same(folder: Path, host: Host, tmp_path: Path) -> None:
+    into = tmp_path / "here"
+    (into / "step_1").mkdir(parents=True)
+    (into / "step_1/w.bin").write_bytes(b"a" * 1000)
+    result = fetch(host, into)
+    assert result.same == ["step_1/w.bin"] and result.refused == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "a/../../x", "/etc/x", "", ".", "a//b", "a/./b", "a\0b", "~/x", "a\\b", "C:/x", ".."],
+)
+def test_names_that_leave_the_folder_are_refused(
+    name: str, folder: Path, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that lies about its names."""
+    assert problem_of(name) is not None
+    from dflashctl.runs import pull as module
+
+    real = module.call
+
+    def lying(engine: Any, op: str, request: dict[str, Any], **rest: Any) -> dict[str, Any]:
+        answer = real(engine, op, request, **rest)
+        if op == "pull_list":
+            answer["files"][0]["path"] = name
+            answer["links"] = [{"path": name, "target": "step_1"}]
+        return answer
+
+    monkeypatch.setattr(module, "call", lying)
+    before = sorted(tmp_path.rglob("*"))
+    into = tmp_path / "deep" / "er" / "here"
+    result = fetch(host, into)
+    assert [path for path, _ in result.refused] == [name, name]
+    fresh = [path for path in sorted(tmp_path.rglob("*")) if path not in before]
+    assert all(path == into or into in path.parents or path in into.parents for path in fresh)
+    assert len(result.fetched) == 2
+
+
+def test_links_stay_in_the_folder(folder: Path, host: Host, tmp_path: Path) -> None:
+    there = folder / "checkpoints"
+    (there / "latest").symlink_to("step_2")
+    (there / "step_1" / "up").symlink_to("../step_2/w.bin")
+    (there / "out").symlink_to("../../../etc")
+    (there / "root").symlink_to("/etc/passwd")
+    os.mkfifo(there / "pipe")
+    into = tmp_path / "here"
+    result = fetch(host, into)
+    assert sorted(result.linked) == ["latest", "step_1/up"]
+    assert {path for path, _ in result.refused} == {"out", "root", "pipe"}
+    assert (into / "latest" / "w.bin").read_bytes() == b"b" * 70_000
+    assert not (into / "out").is_symlink() and not (into / "root").exists()
+    again = fetch(host, into)
+    assert {"latest", "step_1/up"} <= set(again.same)
+
+
+def test_a_link_here_is_not_written_through(folder: Path, host: Host, tmp_path: Path) -> None:
+    into, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    into.mkdir()
+    elsewhere.mkdir()
+    (into / "step_1").symlink_to(elsewhere)
+    (into / "empty").symlink_to(elsewhere / "x")
+    result = fetch(host, into)
+    assert list(elsewhere.iterdir()) == []
+    assert {path for path, _ in result.refused} == {"step_1/w.bin", "empty"}
+
+
+def test_a_file_that_changes_meanwhile_does_not_pass(
+    folder: Path, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dflashctl.runs import pull as module
+
+    monkeypatch.setattr(module, "sha256", lambda path: "0" * 64)
+    with pytest.raises(VerificationFailed, match="arrived different"):
+        fetch(host, tmp_path / "here")
+    assert tree(tmp_path / "here") == {}
+
+
+def test_a_line_that_stays_dead_is_given_up(folder: Path, host: Host, tmp_path: Path) -> None:
+    with pytest.raises(Unreachable):
+        fetch(host, tmp_path / "here", cuts=[0] * 50)
+
+
+def test_metrics_and_log(folder: Path, host: Host, tmp_path: Path) -> None:
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    fetch(host, tmp_path / "m", "metrics")
+    assert {"record.json", "exit.json", "metrics.jsonl", "environment.json"} <= set(tree(tmp_path / "m"))
+    fetch(host, tmp_path / "l", "log")
+    assert tree(tmp_path / "l") == {"train_t.log": b"step 1\n"}
+
+
+def test_nothing_to_bring_home(box: Any, host: Host, tmp_path: Path) -> None:
+    box.wait(box.python("pass", "t"))
+    with pytest.raises(NotFound, match="run t has no checkpoints"):
+        fetch(host, tmp_path / "here")
+
+
+def test_as_a_person_types_it(
+    folder: Path, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    hosts = tmp_path / "hosts.yaml"
+    entry = {key: getattr(host, key) for key in ("engine", "python", "state_dir")}
+    hosts.write_text(json.dumps({"version": 1, "defaults": {"host": "here"}, "hosts": {"here": entry}}))
+    monkeypatch.setenv("DFLASHCTL_HOSTS", str(hosts))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.chdir(tmp_path)
+    words: Callable[..., int] = lambda *more: run(["pull", "t", *more])  # noqa: E731
+    assert words() == 0
+    out = capfd.readouterr().out
+    assert out == f"3 files, 71 kB, verified by sha256 -> pulled/t/{folder.name}/checkpoints\n"
+    assert words("--json") == 0
+    document = json.loads(capfd.readouterr().out)
+    assert (document["schema"], document["bytes"], len(document["same"])) == ("dflashctl.pull/1", 0, 3)
+    assert words("--what", "soul") == 2
+    (folder / "checkpoints" / "\x1b[2J").symlink_to("/etc")
+    assert words() == 4
+    err = capfd.readouterr().err
+    assert "refused: \\x1b[2J: a link that leaves the folder" in err and "\x1b" not in err
+    assert run(["pull", "nobody"]) == 6
