@@ -34,6 +34,7 @@ VERBS: dict[str, str] = {
     "logs": "Show a run's log",
     "runs": "List past and present runs and what was learnt",
     "pull": "Bring home a run's checkpoints, metrics or log",
+    "notify": "Tell when a run has finished, failed, is wedged or lost",
     "explain": "Look for known failures in a run's log, and say what helps",
     "stacks": "Show where every process of a run stands in its code",
     "gpu": "Show the GPUs and who holds them",
