@@ -15,7 +15,7 @@ MAX_BYTES = 2_000_000
 """Then the log becomes dflashctl.log.1 and a new one begins."""
 
 SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|CREDENTIAL|PRIVATE", re.IGNORECASE
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|CREDENTIAL|PRIVATE|WEBHOOK", re.IGNORECASE
 )
 SHORTEST_SECRET = 6
 """Shorter values are words like "yes" or "1"; masking those would make the log unreadable."""

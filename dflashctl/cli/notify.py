@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -19,16 +20,9 @@ CommandOption = Annotated[
     str | None,
     typer.Option("--command", "-c", help="Program to call; it gets JSON on stdin.", show_default=False),
 ]
-WebhookOption = Annotated[
-    str | None,
-    typer.Option(
-        "--webhook",
-        envvar="DFLASHCTL_WEBHOOK",
-        help="Address to POST JSON to; better in DFLASHCTL_WEBHOOK, where no process list shows it.",
-        show_default=False,
-        show_envvar=False,
-    ),
-]
+WEBHOOK_VARIABLE = "DFLASHCTL_WEBHOOK"
+"""The address may hold a secret, so it is no option: every process list would show it."""
+
 DesktopOption = Annotated[bool, typer.Option("--desktop/--no-desktop", help="Show it on the desktop.")]
 EveryOption = Annotated[float, typer.Option("--every", help="Seconds between two looks.", min=0.2)]
 
@@ -37,7 +31,6 @@ EveryOption = Annotated[float, typer.Option("--every", help="Seconds between two
 def notify(
     tag: TagArgument = None,
     command: CommandOption = None,
-    webhook: WebhookOption = None,
     desktop: DesktopOption = True,
     every: EveryOption = 15.0,
     host: HostOption = None,
@@ -46,7 +39,7 @@ def notify(
 ) -> None:
     """Wait until the run has ended; tell when it finished, failed, is wedged or lost, each once.
 
-    Lost contact is survived and is no news.
+    Lost contact is survived and is no news. The address in DFLASHCTL_WEBHOOK gets each as JSON by POST.
     """
     from dflashctl.config import load_hosts
     from dflashctl.render.json import document
@@ -56,9 +49,9 @@ def notify(
     from dflashctl.runs.watch import watch
 
     target = load_hosts().host(host)
-    channels = _channels(command, webhook, desktop)
+    channels = _channels(command, os.environ.get(WEBHOOK_VARIABLE), desktop)
     if not channels and not json:
-        warn("no desktop, --command or --webhook: it is told here alone")
+        warn("no desktop, --command or DFLASHCTL_WEBHOOK: it is told here alone")
     once, last = Once(), None
     for last in watch(target, tag=tag, every_s=every):
         for news in once.news(last):
@@ -84,6 +77,6 @@ def _channels(command: str | None, webhook: str | None, desktop: bool) -> list[N
     chosen = [notifiers.desktop()] if desktop else []
     if command is not None:
         chosen.append(notifiers.command(command))
-    if webhook is not None:
+    if webhook:
         chosen.append(notifiers.webhook(webhook))
     return [each for each in chosen if each is not None]

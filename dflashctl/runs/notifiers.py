@@ -26,7 +26,7 @@ COMMAND_S = 30.0
 WEBHOOK_S = 10.0
 TRIES = 3
 PAUSE_S = 1.0
-MAC = 'on run argv\ndisplay notification (item 2 of argv) with title (item 1 of argv)\nend run'
+MAC = "on run argv\ndisplay notification (item 2 of argv) with title (item 1 of argv)\nend run"
 
 
 def desktop() -> Notifier | None:
@@ -103,7 +103,7 @@ def webhook(url: str, sleep: Callable[[float], None] = time.sleep) -> Notifier:
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError("--webhook: not an http or https address")
+        raise UsageError("DFLASHCTL_WEBHOOK: not an http or https address")
     place = f"webhook at {parts.hostname}"
 
     def send(news: News) -> str:
