@@ -4,7 +4,7 @@ The caller keeps talking to it on stdin, after the request (everything else come
 
     {"do": "deliver", "size": n, "to": "/root/dflash/.incoming-x.tar", "mode": 384}
                       and then, once {"ready"} is said, n bytes; answered by {"delivered", "exit", "said"}
-    (an empty line)   a sign of life, at least every SILENCE_S / 3
+    (an empty line)   a sign of life, at least every talk.SILENCE_S / 3
     {"do": "done"}    all went well: nothing needs to be removed inside
 
 When stdin ends without "done", or is silent for too long, the caller is gone: what was delivered is removed
@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
-import select
 import shutil
 import subprocess
 import time
@@ -29,11 +27,8 @@ from typing import Any, Dict, Iterator, List, Optional
 from . import AgentError
 from .hostlock import Broken, HostLock, lock_folder, lock_path
 from .pctlock import holder_words
+from .talk import CallerGone, Talk
 
-STDIN = 0
-SILENCE_S = 60.0
-CHUNK_BYTES = 1 << 20
-MAX_LINE_BYTES = 1 << 16
 SPARE_BYTES = 16 << 20
 SPARE_INODES = 16
 """Left free on the host: a full root file system stops more than a deploy."""
@@ -48,52 +43,6 @@ SLOWEST_BYTES_PER_S = 256 * 1024
 REMOVE_S = 8.0
 
 Request = Dict[str, Any]
-
-
-class CallerGone(Exception):
-    """stdin ended or fell silent."""
-
-
-class Talk:
-    """Lines and bytes from the caller, read straight from the descriptor: the request's reader holds none
-    back, because the caller says nothing before it has heard of us."""
-
-    def __init__(self, descriptor: int = STDIN, silence_s: float = SILENCE_S) -> None:
-        self._descriptor = descriptor
-        self._silence_s = silence_s
-        self._buffer = b""
-
-    def _more(self, limit: int = CHUNK_BYTES) -> bytes:
-        if not select.select([self._descriptor], [], [], self._silence_s)[0]:
-            raise CallerGone("nothing was heard from the caller for %.0f s" % self._silence_s)
-        data = os.read(self._descriptor, limit)
-        if not data:
-            raise CallerGone("the caller is gone")
-        return data
-
-    def order(self) -> Dict[str, Any]:
-        """The next line that is no mere sign of life."""
-        while True:
-            line, newline, rest = self._buffer.partition(b"\n")
-            if not newline:
-                if len(self._buffer) > MAX_LINE_BYTES:
-                    raise AgentError("bug", "an order of more than %d bytes" % MAX_LINE_BYTES)
-                self._buffer += self._more()
-                continue
-            self._buffer = rest
-            if line.strip():
-                order = json.loads(line.decode("utf-8"))
-                if isinstance(order, dict):
-                    return order
-
-    def bytes(self, size: int) -> Iterator[bytes]:
-        """The next `size` bytes, in pieces."""
-        while size:
-            data, self._buffer = (self._buffer, b"") if self._buffer else (self._more(), b"")
-            if len(data) > size:
-                data, self._buffer = data[:size], data[size:]
-            size -= len(data)
-            yield data
 
 
 def host_desk(request: Request, emit: Any) -> Dict[str, Any]:

@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from . import proc
+from . import AgentError, proc, reservations
 
 # The last field of each may hold commas itself.
 GPU_FIELDS = "index,uuid,memory.used,memory.total,utilization.gpu,temperature.gpu,power.draw,name"
@@ -22,7 +22,8 @@ def host_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     """request: samples (1), interval_s (0.25), smi_timeout_s (20), nvidia_smi ("nvidia-smi").
 
     Answers {"at", "boot_id", "pidns", "samples": [reading], "apps": reading, "processes": {pid: {...}|null},
-    "fields"}; a reading is {"exit", "stdout", "stderr", "problem": null | "missing" | "timeout" | text}.
+    "fields", "reservations": [entry of reservations.read]}; a reading is {"exit", "stdout", "stderr",
+    "problem": null | "missing" | "timeout" | text}.
     """
     program = str(request.get("nvidia_smi") or "nvidia-smi")
     timeout_s = float(request.get("smi_timeout_s", 20.0))
@@ -45,7 +46,15 @@ def host_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         "samples": samples,
         "apps": app_reading,
         "processes": {str(pid): look_up(pid) for pid in app_pids(app_reading["stdout"])},
+        "reservations": _reservations(),
     }
+
+
+def _reservations() -> List[Dict[str, Any]]:
+    try:
+        return reservations.read(reservations.path_of(reservations.FILE))
+    except AgentError:  # no folder of our own: then nobody has written anything there
+        return []
 
 
 def _begin(argv: List[str]) -> Any:

@@ -8,15 +8,14 @@ of two launches at once, the second sees the first.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import time
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, ContextManager, Dict, Optional
 
 from . import AgentError, proc
 from .compilecache import compile_cache
+from .flock import exclusive
 from .payload import payload_bytes
 from .runfolder import TAG_PATTERN, RunFolder, folder_of, list_runs, unfinished_runs, write_bytes
 from .spawn import STARTED_S, find_supervisor, spawn_supervisor
@@ -53,33 +52,9 @@ def launch(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     return answer
 
 
-@contextmanager
-def launch_lock(state_dir: str) -> Iterator[None]:
-    """One launch at a time in a state folder. The kernel frees the lock when its holder dies."""
-    path = os.path.join(state_dir, "launch.lock")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        until = time.monotonic() + LOCK_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
-            if time.monotonic() >= until:
-                holder = os.pread(descriptor, 100, 0).decode("ascii", "replace").strip()
-                what = "another launch holds the lock for more than %.0f s (%s)" % (
-                    LOCK_S,
-                    holder or "unknown",
-                )
-                raise AgentError("locked", what, path, "wait for it, or look at that process")
-            time.sleep(0.05)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"pid %d\n" % os.getpid(), 0)
-        yield
-    finally:
-        os.close(descriptor)
+def launch_lock(state_dir: str) -> ContextManager[None]:
+    """One launch at a time in a state folder."""
+    return exclusive(os.path.join(state_dir, "launch.lock"), LOCK_S, "another launch holds the lock")
 
 
 def _earlier(run: RunFolder) -> Optional[Dict[str, Any]]:

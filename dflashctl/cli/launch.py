@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dflashctl.gpus.idle import Gpu
     from dflashctl.remote.engine import Engine
     from dflashctl.runs.launch import LaunchPlan
+    from dflashctl.runs.launching import Attempt
 
 app = typer.Typer()
 
@@ -101,14 +102,63 @@ def launch(
 
 
 def _launch(engine: Engine, recipe: ResolvedRecipe, secrets: dict[str, str], wishes: Wishes) -> Outcome:
+    """Looks again while --wait-idle lasts."""
+    import sys
+
+    from dflashctl.cli.gputable import print_gpus
+    from dflashctl.errors import GpusBusy
+    from dflashctl.gpus.choose import choose
+    from dflashctl.render.text import duration
+    from dflashctl.runs.launch import check_before
+    from dflashctl.runs.launching import Attempt
+
+    until = time.monotonic() + wishes.wait_idle_s
+    samples = 0 if wishes.gpus.none else engine.host.gpus.idle.samples
+    said = False
+    while True:
+        with Attempt(engine, samples=samples, on_wait=_say_waiting) as attempt:
+            facts = attempt.facts()
+            check_before(engine.host, recipe, facts.inside)
+            try:
+                gpus = choose(facts.box, wishes.gpus, allow_busy=wishes.allow_busy)
+            except GpusBusy as error:
+                left = until - time.monotonic()
+                if left <= 0:
+                    print_gpus(facts.box, sys.stderr)
+                    raise
+                if not said:
+                    _warn(f"waiting up to {duration(left)} for GPUs: {error.what}")
+                    said = True
+            else:
+                outcome, plan, ended = _start(attempt, engine, recipe, facts, gpus, secrets, wishes)
+                break
+        time.sleep(min(LOOK_EVERY_S, left))
+    if wishes.wait and plan is not None and outcome.error is None and not ended:
+        return _wait(engine, plan, outcome.document, wishes)
+    return outcome
+
+
+def _start(
+    attempt: Attempt,
+    engine: Engine,
+    recipe: ResolvedRecipe,
+    facts: Facts,
+    gpus: tuple[Gpu, ...],
+    secrets: dict[str, str],
+    wishes: Wishes,
+) -> tuple[Outcome, LaunchPlan | None, bool]:
+    """The outcome; the plan, unless it was only shown; and whether the run has ended already."""
     from dflashctl.agent.runfolder import new_id
     from dflashctl.cli.eachhost import Outcome
     from dflashctl.cli.launchtext import show_answer, show_plan
-    from dflashctl.runs import launching
     from dflashctl.runs.launch import plan_launch
     from dflashctl.runs.person import person
 
-    facts, gpus = _facts_and_gpus(engine, recipe, wishes)
+    for warning in facts.box.warnings if gpus else ():
+        _warn(f"warning: {warning}")
+    for gpu in gpus:
+        if gpu.busy:
+            _warn(f"warning: GPU {gpu.index} is taken although it is not idle: {gpu.busy}")
     began = time.monotonic()
     plan = plan_launch(
         engine.host,
@@ -124,16 +174,14 @@ def _launch(engine: Engine, recipe: ResolvedRecipe, secrets: dict[str, str], wis
     for warning in plan.warnings:
         _warn(f"warning: {warning}")
     if wishes.dry_run:
-        return Outcome(show_plan(plan, quiet=wishes.json))
+        return Outcome(show_plan(plan, quiet=wishes.json)), None, True
     try:
-        answer = launching.start(engine, plan, secrets)
+        answer = attempt.start(plan, secrets)
     except KeyboardInterrupt:
         _warn(f"run {plan.run_id} may have been started: dflashctl status {recipe.tag}")
         raise
     outcome = show_answer(plan, answer, seconds=time.monotonic() - began, quiet=wishes.json)
-    if wishes.wait and outcome.error is None and answer["exit"] is None:
-        return _wait(engine, plan, outcome.document, wishes)
-    return outcome
+    return outcome, plan, answer["exit"] is not None
 
 
 def _wait(engine: Engine, plan: LaunchPlan, document: dict[str, Any], wishes: Wishes) -> Outcome:
@@ -150,41 +198,8 @@ def _wait(engine: Engine, plan: LaunchPlan, document: dict[str, Any], wishes: Wi
     return Outcome({**document, "exit": end.exit}, show_end(plan, end, quiet=wishes.json))
 
 
-def _facts_and_gpus(engine: Engine, recipe: ResolvedRecipe, wishes: Wishes) -> tuple[Facts, tuple[Gpu, ...]]:
-    """What is there, and the GPUs for the run; a refusal shows the table first. Looks again while --wait-idle
-    lasts."""
-    import sys
-
-    from dflashctl.cli.gputable import print_gpus
-    from dflashctl.errors import GpusBusy
-    from dflashctl.gpus.choose import choose
-    from dflashctl.gpus.facts import read_facts
-    from dflashctl.render.text import duration
-    from dflashctl.runs.launch import check_before
-
-    until = time.monotonic() + wishes.wait_idle_s
-    said = False
-    while True:
-        facts = read_facts(engine, samples=1 if wishes.gpus.none else engine.host.gpus.idle.samples)
-        check_before(engine.host, recipe, facts.inside)
-        try:
-            chosen = choose(facts.box, wishes.gpus, allow_busy=wishes.allow_busy)
-            break
-        except GpusBusy as error:
-            left = until - time.monotonic()
-            if left <= 0:
-                print_gpus(facts.box, sys.stderr)
-                raise
-            if not said:
-                _warn(f"waiting up to {duration(left)} for GPUs: {error.what}")
-                said = True
-            time.sleep(min(LOOK_EVERY_S, left))
-    for warning in facts.box.warnings if chosen else ():
-        _warn(f"warning: {warning}")
-    for gpu in chosen:
-        if gpu.busy:
-            _warn(f"warning: GPU {gpu.index} is taken although it is not idle: {gpu.busy}")
-    return facts, chosen
+def _say_waiting(holder: str) -> None:
+    _warn(f"waiting for another launch on this machine ({holder})")
 
 
 def _warn(text: str) -> None:

@@ -84,5 +84,5 @@ def judge_facts(host: Host, outside: dict[str, Any], inside: dict[str, Any]) -> 
         rule=host.gpus.idle,
         baselines=inside.get("baselines") or {},
         expect=host.gpus.expect,
-        reserved=reservations(inside),
+        reserved=reservations(inside, outside, container=host.container),
     )

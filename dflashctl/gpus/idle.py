@@ -124,11 +124,23 @@ def judge(
     return Gpu(gpu, held, limit, busy, readable, reserved)
 
 
-def reservations(inside: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """GPU UUID -> tags of the runs (of inside_facts) that have it by their record."""
+def reservations(
+    inside: Mapping[str, Any], outside: Mapping[str, Any] | None = None, *, container: int | None = None
+) -> dict[str, tuple[str, ...]]:
+    """GPU UUID -> who has it, opened or not yet: tags of the runs (of inside_facts) that have it by
+    their record, and of runs in other containers, which the host knows of (host_facts)."""
     found: dict[str, tuple[str, ...]] = {}
-    for run in inside.get("runs", ()):
+    runs = inside.get("runs") or ()
+    for run in runs:
         for gpu in run.get("gpus") or ():
             uuid = str(gpu.get("uuid"))
             found[uuid] = (*found.get(uuid, ()), str(run.get("tag") or run.get("id")))
+    known = {run.get("id") for run in runs}
+    for entry in (outside or {}).get("reservations") or ():
+        if entry.get("run") in known:
+            continue
+        where = entry.get("container")
+        elsewhere = f" in container {where}" if where not in (None, container) else f" ({entry.get('run')})"
+        for uuid in entry.get("uuids") or ():
+            found[uuid] = (*found.get(uuid, ()), f"{entry.get('tag')}{elsewhere}")
     return found

@@ -64,7 +64,7 @@ def call(
 ) -> dict[str, Any]:
     """Run operation `op` inside the container or on the host around it and return its result.
 
-    `on_event` is called in this thread with each progress event; `more` (on the host) follows the request on
+    `on_event` is called in this thread with each progress event; `more` follows the request on
     stdin, for an operation that reads on. Raises the DflashError that the operation
     named; Unreachable when the transport failed or the deadline passed (the operation may still be
     running); AgentBug.
@@ -74,11 +74,9 @@ def call(
     python = engine.host.python if where == "inside" else HOST_PYTHON
     log.debug("%s: %s", place(engine, where), op)
     argv, first = [python, "-I", "-c", LOADER], pack(op, request, nonce, timeout_s)
-    if where == "inside":
-        completed = engine.run(argv, stdin=first, timeout_s=timeout_s, on_stdout=answer.feed)
-    else:
-        stdin = first if more is None else chain([first], more)
-        completed = engine.run_on_host(argv, stdin=stdin, timeout_s=timeout_s, on_stdout=answer.feed)
+    run = engine.run if where == "inside" else engine.run_on_host
+    stdin = first if more is None else chain([first], more)
+    completed = run(argv, stdin=stdin, timeout_s=timeout_s, on_stdout=answer.feed)
     body = answer.body()
     if body is None:
         raise no_answer(completed, op=op, python=python, where=place(engine, where))

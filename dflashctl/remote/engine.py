@@ -44,7 +44,7 @@ class Engine(ABC):
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: Stdin = b"",
         timeout_s: float,
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> Completed:

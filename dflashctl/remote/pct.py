@@ -55,7 +55,7 @@ class PctEngine(Engine):
         self,
         argv: Sequence[str],
         *,
-        stdin: bytes = b"",
+        stdin: Stdin = b"",
         timeout_s: float,
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> Completed:

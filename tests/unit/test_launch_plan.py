@@ -13,6 +13,7 @@ from dflashctl.config.recipe import Recipe
 from dflashctl.errors import Locked, NotFound, Unreachable, UsageError
 from dflashctl.gpus.idle import Gpu
 from dflashctl.gpus.smi import GpuReading
+from dflashctl.remote import conversation
 from dflashctl.runs import launching
 from dflashctl.runs.durations import parse_duration
 from dflashctl.runs.ending import end_words, failed
@@ -222,6 +223,8 @@ def test_an_end_in_words(ended: dict[str, Any], words: str, bad: bool) -> None:
 class Line:
     """An engine whose contact is lost after the request has arrived, `losses` times."""
 
+    host = HOST
+
     def __init__(self, losses: int) -> None:
         self.losses = losses
         self.asked: list[str] = []
@@ -236,21 +239,43 @@ class Line:
             raise Unreachable("connection lost")
         return {"outcome": "already_running"}
 
+    def converse(self, engine: Any, op: str, request: Any, *, more: Any, **how: Any) -> dict[str, Any]:
+        """The first call, which is told only later what to launch."""
+        order = json.loads(next(iter(more)))
+        assert (op, how["where"], order["do"]) == ("launch_desk", "inside", "launch")
+        return self.call(engine, op, order["request"], timeout_s=how["timeout_s"])
 
-def test_an_uncertain_launch_is_asked_again_with_the_same_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Line(losses=1)
-    monkeypatch.setattr(launching, "call", line.call)
-    assert launching.start(line, plan(), {}) == {"outcome": "already_running"}  # type: ignore[arg-type]
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Line:
+    made = Line(losses=request.param)
+    monkeypatch.setattr(launching, "call", made.call)
+    monkeypatch.setattr(conversation, "call", made.converse)
+    return made
+
+
+def ask(line: Any) -> dict[str, Any]:
+    with launching.Attempt(line, samples=0) as attempt:
+        return attempt.start(plan(), {})
+
+
+@pytest.mark.parametrize("line", [0], indirect=True)
+def test_a_launch_with_good_contact_is_one_call(line: Line) -> None:
+    assert ask(line) == {"outcome": "already_running"} and len(line.asked) == 1
+
+
+@pytest.mark.parametrize("line", [1], indirect=True)
+def test_an_uncertain_launch_is_asked_again_with_the_same_id(line: Line) -> None:
+    assert ask(line) == {"outcome": "already_running"}
     assert line.asked == ["20260102T030405678-0a1b2c"] * 2
     assert line.closed == 1
 
 
-def test_a_launch_that_stays_uncertain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Line(losses=9)
-    monkeypatch.setattr(launching, "call", line.call)
+@pytest.mark.parametrize("line", [9], indirect=True)
+def test_a_launch_that_stays_uncertain_says_so(line: Line) -> None:
     with pytest.raises(
         Unreachable, match="whether run 20260102T030405678-0a1b2c was started is not known"
     ) as error:
-        launching.start(line, plan(), {})  # type: ignore[arg-type]
+        ask(line)
     assert "dflashctl status localtls" in error.value.next
     assert len(line.asked) == 2
