@@ -14,7 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from bedkit import need
-from bedkit.bed import Bed, make_trees, sessions
+from bedkit.bed import Bed, sessions
+from bedkit.ground import make_trees
 from bedkit.rootfs import RootfsError
 from proxy import Proxy
 

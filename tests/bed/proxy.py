@@ -81,8 +81,7 @@ class Proxy:
         self.port = int(self._listener.getsockname()[1])
         self._spawn(self._accept)
 
-    # -- what a test says
-    # -----------------------------------------------------------------------------------------
+    # --- what a test says ---
 
     def cut_after(self, count: int, direction: Direction = "up") -> None:
         """Reset each connection when `count` bytes have passed in this direction."""
@@ -132,8 +131,7 @@ class Proxy:
         """Bytes handed on in this direction, all connections together."""
         return sum(c.moved[direction] for c in self.connections)
 
-    # -- how it works
-    # ---------------------------------------------------------------------------------------------
+    # --- how it works ---
 
     def _spawn(self, target: object, *args: object) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]

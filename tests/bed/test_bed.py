@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from bedkit import need
-from bedkit.bed import Bed, sweep
+from bedkit.bed import Bed
+from bedkit.ground import sweep
 from proxy import Proxy
 
 pytestmark = pytest.mark.bed

@@ -6,7 +6,6 @@ that the two can be compared."""
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import socket
 import subprocess
@@ -15,90 +14,41 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from dflashctl.lab.gpu import Box, change, device_files, setup
 
 from . import pctstate
 from .containers import Container, lxc_config, pve_config, standard
+from .ground import (
+    BEDS,
+    CGROUPS,
+    PREFIX,
+    START_S,
+    BedError,
+    claim_ids,
+    forget_cgroups,
+    free_port,
+    prepare,
+    sweep,
+    tree_of,
+)
 from .need import SSHD
-from .plan import OPERATOR, OPERATOR_UID, PATH, Layout, host_steps, sshd_config
-from .rootfs import ID_BASE, cache_dir, ensure
+from .plan import PATH, Layout, host_steps, sshd_config
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-_START_S = 30.0
-_BEDS, _PREFIX = Path("/var/tmp"), "dflashctl-bed-"
-_CGROUPS = Path("/sys/fs/cgroup")
-
-
-class BedError(RuntimeError):
-    """The bed cannot start, or one of its own commands failed; the text has that command's words."""
-
-
-def _claim_ids() -> tuple[TextIO, int]:
-    """Ten container ids that no other bed on this machine uses, and the lock that keeps them."""
-    folder = cache_dir() / "ids"
-    folder.mkdir(parents=True, exist_ok=True)
-    for slot in range(80):
-        lock = open(folder / str(slot), "w")  # noqa: SIM115  held for the life of the bed
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock, 200 + 10 * slot
-        except BlockingIOError:
-            lock.close()
-    raise BedError("80 beds run on this machine already")
-
-
-def _cgroup_roots() -> list[Path]:
-    """Where LXC makes groups, in each hierarchy: below the top, or below the group that we ourselves are
-    in."""
-    roots = [_CGROUPS, *(p for p in _CGROUPS.iterdir() if p.is_dir())] if _CGROUPS.is_dir() else []
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        folder = controllers.removeprefix("name=")
-        roots += [top / path.lstrip("/") for top in (_CGROUPS / (folder or "unified"), _CGROUPS)]
-    return [p for p in dict.fromkeys(roots) if p.is_dir()]
-
-
-def tree_of(ct: Container) -> Path:
-    """The container's root file system, made if it is not in the cache."""
-    return ensure(ct.suite, ct.include, shifted=ct.unprivileged)
-
-
-def make_trees() -> None:
-    """All of them, before anything runs. Raises RootfsError."""
-    for ct in standard():
-        tree_of(ct)
-
-
-def sweep(beds: Path) -> None:
-    """Remove the folders of beds whose owners were killed: nobody holds their lock. Their processes and
-    mounts went with their namespaces."""
-    for folder in beds.glob(f"{_PREFIX}*"):
-        try:
-            with open(folder / "owner", "r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue  # in use, or just being made
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Bed:
     """A host with its containers. `ids` maps a role (main, newer, bare, stopped) to its container id."""
 
     def __init__(self) -> None:
-        self._lock, first = _claim_ids()
+        self._lock, first = claim_ids()
         self.containers = {ct.role: ct for ct in standard()}
         self.ids = {role: first + ct.offset for role, ct in self.containers.items()}
         # Not below pytest's own folder: that is closed to the containers' ids.
-        sweep(_BEDS)
-        self.layout = Layout(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_BEDS)))
+        sweep(BEDS)
+        self.layout = Layout(Path(tempfile.mkdtemp(prefix=PREFIX, dir=BEDS)))
         self.layout.top.chmod(0o711)
         self._owner = open(self.layout.top / "owner", "w")  # noqa: SIM115  held for the life of the bed
         fcntl.flock(self._owner, fcntl.LOCK_EX)
@@ -107,7 +57,7 @@ class Bed:
         self.pid = 0
         self.port = 0
         try:
-            self._prepare()
+            prepare(self.layout)
             self._start_host()
             for role, ct in self.containers.items():
                 if ct.starts:
@@ -116,53 +66,19 @@ class Bed:
             self.close()
             raise
 
-    # -- making it
-    # ------------------------------------------------------------------------------------------------
-
-    def _prepare(self) -> None:
-        at = self.layout
-        for folder in (
-            at.lxc,
-            at.bin,
-            at.ssh,
-            at.home,
-            at.operator_home,
-            at.shared,
-            at.dev,
-            at.upper,
-            at.top / "etc",
-        ):
-            folder.mkdir(mode=0o711)
-        at.shared.chmod(0o777)
-        at.home.chmod(0o700)
-        os.chown(at.operator_home, OPERATOR_UID, OPERATOR_UID)
-        setup(at.gpu)
-        (at.bin / "nvidia-smi").symlink_to(at.gpu / "bin" / "nvidia-smi")
-        for name in ("host_key", "user_key"):
-            argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f", str(at.ssh / name)]
-            subprocess.run(argv, check=True, timeout=30)
-        shutil.copyfile(at.ssh / "user_key.pub", at.ssh / "authorized_keys")
-        (at.ssh / "authorized_keys").chmod(0o644)
-        etc = at.top / "etc"
-        etc.chmod(0o755)
-        passwd = Path("/etc/passwd").read_text()
-        (etc / "passwd").write_text(
-            f"{passwd}{OPERATOR}:x:{OPERATOR_UID}:{OPERATOR_UID}::{at.operator_home}:/bin/sh\n"
-        )
-        for name in ("subuid", "subgid"):
-            (etc / name).write_text(f"root:{ID_BASE}:65536\n")
+    # --- making it ---
 
     def _start_host(self) -> None:
         at = self.layout
         trees = [(ct, self.ids[role], tree_of(ct)) for role, ct in self.containers.items()]
         devices = device_files(at.gpu)
-        cgroup_v1 = (_CGROUPS / "memory").is_dir()
+        cgroup_v1 = (CGROUPS / "memory").is_dir()
         for ct, vmid, _ in trees:
-            self._forget_cgroups(vmid)
+            forget_cgroups(vmid)
             (at.lxc / str(vmid)).mkdir(mode=0o711)
             config = lxc_config(ct, vmid, at.rootfs(vmid), devices, cgroup_v1)
             (at.lxc / str(vmid) / "config").write_text(config)
-        self.port = _free_port()
+        self.port = free_port()
         pctstate.write(
             at, {self.ids[r]: pve_config(c, self.ids[r], at.shared) for r, c in self.containers.items()}
         )
@@ -218,7 +134,7 @@ class Bed:
         self.pid = int(children[0])
 
     def _await_port(self) -> None:
-        end = time.monotonic() + _START_S
+        end = time.monotonic() + START_S
         while True:
             try:
                 with socket.create_connection(("127.0.0.1", self.port), 1) as s:
@@ -230,8 +146,7 @@ class Bed:
                 raise BedError("sshd does not answer: " + (self.dir / "sshd.log").read_text()[-2000:])
             time.sleep(0.02)
 
-    # -- ssh
-    # ------------------------------------------------------------------------------------------------------
+    # --- ssh ---
 
     @property
     def key(self) -> Path:
@@ -283,8 +198,7 @@ class Bed:
         }
         return entry | more
 
-    # -- on the host and inside, past dflashctl
-    # -------------------------------------------------------------------
+    # --- on the host and inside, past dflashctl ---
 
     def on_host(
         self, argv: Sequence[str], *, input: bytes = b"", timeout: float = 30, check: bool = True
@@ -361,8 +275,7 @@ class Bed:
         rows = self.on_host(argv, check=False).stdout.decode().splitlines()  # a lost GPU is named among them
         return [(int(pid), uuid) for pid, uuid in (row.split(", ") for row in rows if ", GPU-" in row)]
 
-    # -- between tests, and the end
-    # -------------------------------------------------------------------------------
+    # --- between tests, and the end ---
 
     def reset(self) -> None:
         """Put back what a test may have changed: GPUs healthy, containers running (or stopped), nobody in
@@ -390,23 +303,6 @@ class Bed:
         clean = "kill -9 -1; rm -rf /workspace/* /workspace/.[!.]* /root/dflash /tmp/* /srv/small/*"
         self.inside(role, ["sh", "-c", clean], check=False)
 
-    @staticmethod
-    def _forget_cgroups(vmid: int) -> None:
-        """Remove the control groups that a bed which was killed left for this id. Its processes may still be
-        on their way out, so this waits for them."""
-        tops = [root / name / str(vmid) for root in _cgroup_roots() for name in ("lxc", "lxc.monitor")]
-        end = time.monotonic() + _START_S
-        while left := [top for top in tops if top.is_dir()]:
-            for top in left:
-                for folder, _, _ in os.walk(top, topdown=False):
-                    try:
-                        Path(folder).rmdir()
-                    except OSError:
-                        pass
-            if time.monotonic() > end:
-                raise BedError(f"{left[0]} is in use by something that is no bed")
-            time.sleep(0.01)
-
     def close(self) -> None:
         """End it all. Also after a failed start."""
         if self._init is not None:
@@ -427,7 +323,7 @@ class Bed:
             self._init = None
         try:
             for vmid in self.ids.values():
-                self._forget_cgroups(vmid)
+                forget_cgroups(vmid)
         except BedError:
             pass  # the next bed with these ids says it
         shutil.rmtree(self.dir, ignore_errors=True)
