@@ -11,9 +11,10 @@ Request
     max_bytes             end after so much, to be asked again: one answer must not grow for ever
 
 Progress events
-    {"run": {"id", "tag", "path", "live"}}                  once, first
+    {"run": {"id", "tag", "path", "live", "secrets" [names]}} once, first
     {"data": base64, "inode", "offset": of the byte behind} in order, no byte twice
-    {"notice": "rotated" | "truncated" | "missing" | "no_index": `since_s` could not be obeyed}
+    {"notice": "rotated" | "truncated", "inode", "offset": 0}    what follows is from there
+    {"notice": "missing" | "no_index": `since_s` could not be obeyed}
 
 Answer: {"id", "inode", "offset", "size", "live", "done": nothing more will come}.
 """
@@ -47,7 +48,8 @@ def read_log(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         )
     live = _live(run)
     path = run.log_path(record)
-    emit({"run": {"id": run.id, "tag": record.get("tag"), "path": path, "live": live}})
+    secrets = record.get("secrets") or []
+    emit({"run": {"id": run.id, "tag": record.get("tag"), "path": path, "live": live, "secrets": secrets}})
     reader = Reader(run, record, emit, int(request.get("max_bytes") or MAX_BYTES))
     if request.get("offset") is not None:
         reader.go_on(int(request.get("inode") or 0), int(request["offset"]), request.get("tail") or {})
@@ -130,13 +132,17 @@ class Reader:
                 self.open(moved)
                 return
             if os.path.exists(path):
-                self.start_over("rotated")
+                self.start_over("rotated", self.open(path))
+                return
         self.open(path)
 
-    def start_over(self, notice: str) -> None:
-        self.emit({"notice": notice})
+    def start_over(self, notice: str, opened: bool = True) -> None:
+        """From the beginning of the open file. The notice carries the new place: a caller that loses contact
+        before the first byte from there must not ask for the old one again."""
         self.offset = 0
         self.tail_bytes, self.tail_crc = 0, 0
+        self.inode = self.inode if opened else 0
+        self.emit({"notice": notice, "inode": self.inode, "offset": 0})
 
     def was_cut(self) -> bool:
         """Is what was read last no longer where it was? Also when the file has grown past it again."""
@@ -178,8 +184,9 @@ class Reader:
             # between the two looks is read first.
             if self.drain():
                 return True
-            self.start_over("rotated")
-            return self.open(path) and self.drain()
+            opened = self.open(path)
+            self.start_over("rotated", opened)
+            return opened and self.drain()
         return False
 
     def drain(self) -> bool:

@@ -17,6 +17,7 @@ from dflashctl.errors import ContainerDown, DflashError, Unreachable
 from dflashctl.remote.agent_call import Event, call
 from dflashctl.remote.engine import Engine
 from dflashctl.remote.factory import open_engine
+from dflashctl.render.secrets import hide
 from dflashctl.runs.facts import text, whole
 
 FOLLOW_S = 20.0
@@ -122,6 +123,7 @@ def receive(event: Event, position: Position, source: Source) -> None:
     """One event. The position moves with each piece that was taken, so a cut later repeats nothing."""
     run = event.get("run")
     if isinstance(run, dict):
+        hide(run.get("secrets"))
         if not position.run_id:
             source.on_run(run)
         position.run_id = text(run.get("id"))
@@ -140,7 +142,9 @@ def receive(event: Event, position: Position, source: Source) -> None:
         "no_index": "when its lines were written is not known: from the beginning",
     }
     if text(event.get("notice")) in notices:
-        position.tail = b""
+        if event.get("offset") is not None:
+            position.inode, position.offset = whole(event.get("inode")), whole(event.get("offset"))
+            position.tail = b""
         source.on_notice(notices[text(event.get("notice"))])
 
 

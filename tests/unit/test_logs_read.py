@@ -6,6 +6,7 @@ import base64
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,62 @@ for start in range(0, len(text), 60_000):
     assert bytes(got) == text
     assert not cuts and len(engines) >= 10
     assert "no contact (the connection broke); trying again" in notices
+
+
+@pytest.mark.parametrize(
+    ("events", "seed"),
+    [(30, 11), *(pytest.param(100, seed, marks=pytest.mark.soak) for seed in range(4))],
+)
+def test_cuts_stalls_truncations_and_rotations_lose_and_repeat_nothing(
+    events: int, seed: int, box: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log's writer truncates (same inode, often grown past the old place) and rotates only what was read:
+    what nobody read before it was cut is gone for everybody."""
+    monkeypatch.setattr("dflashctl.runs.logs.FOLLOW_S", 0.4)
+    log = Path(box.python("import time; time.sleep(600)")["log"])
+    rng = random.Random(seed)
+    wanted, got = bytearray(), bytearray()
+    cuts: list[int] = []
+    problems: list[BaseException] = []
+
+    def follow() -> None:
+        source = Source(on_data=got.extend)
+        connect = lambda target: Cut(target, cuts)  # noqa: E731
+        try:
+            read(host(box), source, tag="t", follow=True, connect=connect, sleep=lambda seconds: None)
+        except BaseException as error:
+            problems.append(error)
+
+    def caught_up() -> None:
+        end = time.monotonic() + 30
+        while bytes(got) != bytes(wanted):
+            assert time.monotonic() < end and not problems, (len(got), len(wanted), problems)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    piece = b"the first\n"
+    for event in range(events):
+        wanted.extend(piece)
+        with log.open("ab") as file:
+            file.write(piece)
+        kind = rng.choice(["cut", "stall", "truncate", "rotate"])
+        piece = rng.randbytes(rng.choice([1, 50, 3000, 70_000]))
+        if kind == "cut":
+            cuts.append(rng.randrange(100_000))
+        elif kind == "stall":
+            time.sleep(rng.uniform(0, 0.1))
+        else:
+            caught_up()
+            if kind == "rotate":
+                log.rename(log.with_name(f"train_t.log.{event}"))
+            else:
+                log.write_bytes(b"")  # what follows may be longer than what was
+    caught_up()
+    box.stop("t")
+    thread.join(30)
+    assert not thread.is_alive() and problems == []
+    assert bytes(got) == bytes(wanted)
 
 
 def test_without_following_lost_contact_is_an_error(box: Any) -> None:
