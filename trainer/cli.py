@@ -16,7 +16,7 @@ import typer
 import yaml
 
 from trainer import config as configs
-from trainer.errors import ConfigError, TrainerError
+from trainer.errors import ConfigError, Stopped, TrainerError
 from trainer.machine import prepare_environment
 from trainer.runfiles import RunFiles
 
@@ -92,7 +92,7 @@ def guarded(work: Callable[[], None], files: RunFiles | None) -> int:
     try:
         work()
     except TrainerError as error:
-        if files:
+        if files and not isinstance(error, Stopped):  # being told to stop is no failure
             files.fail(error)
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -139,6 +139,9 @@ class Evaluate:
     new_tokens: int = ranged(128, low=2)
     first_tokens: int = ranged(32, low=1)
     temperature: float = ranged(0.7, low=0.01)
+    dtype: Literal["float32", "target"] = (
+        "float32"  # float32: exact comparison, at twice a bfloat16 target's memory
+    )
     lookup_ngram: int = ranged(3, low=1)
     every_s: float | None = ranged(None, low=1.0)  # a small greedy measurement during training
     every_prompts: int = ranged(8, low=1)

@@ -1,8 +1,8 @@
 """Decoding many prompts at once: the target alone, and block-speculatively with a drafter.
 
 Rows of a batch accept different numbers of tokens, so no cache is cropped: every forward pass appends its
-tokens, and a mask hides those that were rejected. The target must attend to its whole past in every layer (no
-sliding window, no recurrent state).
+tokens, and a mask hides those that were rejected. A target that does not attend to its whole past in every
+layer (sliding windows, recurrent states) is read anew at each pass instead.
 
 Rows R, block size B, vocabulary V.
 """
@@ -36,14 +36,16 @@ class FixedNoise:
     share their luck, and speculative decoding can be compared with plain decoding token by token.
     """
 
-    def __init__(self, temperature: float, vocabulary: int, longest: int, seed: int) -> None:
+    def __init__(
+        self, temperature: float, vocabulary: int, longest: int, seed: int, device: torch.device
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         uniform = torch.rand(longest, vocabulary, generator=generator).clamp_(min=1e-20)
-        self.noise = -torch.log(-torch.log(uniform))
+        self.noise = (-torch.log(-torch.log(uniform))).to(device)
         self.temperature = temperature
 
     def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
-        return (logits / self.temperature + self.noise.to(logits.device)[positions]).argmax(-1)
+        return (logits / self.temperature + self.noise[positions]).argmax(-1)
 
 
 @dataclass
@@ -98,9 +100,42 @@ class BatchTarget:
         assert states.final is not None
         return states.final, states.taps
 
-    def reject(self, count: int, kept: Tensor) -> None:
+    def keep(self, count: int, kept: Tensor) -> None:
         """Hide all but the first `kept` [R] of the last `count` tokens."""
         self.alive[:, -count:] = torch.arange(count, device=kept.device) < kept[:, None]
+
+
+class RereadTarget:
+    """The same, for targets whose layers slide or carry a state that cannot be taken back.
+
+    Keeps no cache: each pass reads every row from its beginning. Right for every architecture, and slow.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.rows: list[Tensor] = []
+
+    def read(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """As BatchTarget.read; positions follow from what was kept."""
+        past = self.rows or [tokens.new_empty(0)] * len(tokens)
+        self.rows = [torch.cat(pair) for pair in zip(past, tokens, strict=True)]
+        finals, taps = [], []
+        for row in self.rows:
+            states = self.target.run(row[None], torch.arange(len(row), device=row.device)[None], full=True)
+            assert states.final is not None
+            finals.append(states.final[0, -tokens.shape[1] :])
+            taps.append(states.taps[0, -tokens.shape[1] :])
+        return torch.stack(finals), torch.stack(taps)
+
+    def keep(self, count: int, kept: Tensor) -> None:
+        self.rows = [
+            row[: len(row) - count + number] for row, number in zip(self.rows, kept.tolist(), strict=True)
+        ]
+
+
+def reader(target: Target) -> BatchTarget | RereadTarget:
+    """The fastest way to decode with this target."""
+    return BatchTarget(target) if set(target.layer_types) == {"full_attention"} else RereadTarget(target)
 
 
 @torch.no_grad()
@@ -114,7 +149,7 @@ def plain(
 ) -> list[Output]:
     """The target alone, one token a forward pass. prompts [R, P]; outputs of `new_tokens` tokens or ended."""
     rows, size = prompts.shape
-    model = BatchTarget(target)
+    model = reader(target)
     positions = torch.arange(size, device=prompts.device).expand(rows, size)
     final, _ = model.read(prompts, positions)
     position = positions[:, -1:]
@@ -178,7 +213,7 @@ def speculative(
     """
     rows, size = prompts.shape
     device, block = prompts.device, drafter.config.block_size
-    model, draft = BatchTarget(target), BatchDrafter(drafter, target)
+    model, draft = reader(target), BatchDrafter(drafter, target)
     positions = torch.arange(size, device=device).expand(rows, size)
     final, taps = model.read(prompts, positions)
     draft.read(taps, positions, torch.ones_like(positions, dtype=torch.bool))
@@ -193,16 +228,15 @@ def speculative(
         final, taps = model.read(tokens, place)
         chosen = choose(target.logits(final), place + 1)  # what the target itself says after each token
         accepted = (proposed == chosen[:, :-1]).long().cumprod(1).sum(1)
-        model.reject(block, accepted + 1)
-        draft.read(taps, place, offsets <= accepted[:, None])
         for output, row, count in zip(outputs, chosen.tolist(), accepted.tolist(), strict=True):
             if output.wants(new_tokens):
                 output.take(row[: count + 1], end_id)
-        # A row that has enough stays in the batch, held at its place so that positions stay in range.
+        # A row that has enough stays in the batch; it is held at its place, and nothing of it is kept.
         going = torch.tensor([output.wants(new_tokens) for output in outputs], device=device)
+        kept = torch.where(going, accepted + 1, 0)
+        model.keep(block, kept)
+        draft.read(taps, place, offsets < kept[:, None])
         anchor = torch.where(going, chosen.gather(1, accepted[:, None])[:, 0], anchor)
-        model.alive[:, -block:] &= going[:, None]
-        draft.context.alive[:, -block:] &= going[:, None]
-        start = torch.where(going, start + accepted + 1, start)
+        start = start + kept
         beat()
     return outputs

@@ -124,7 +124,8 @@ def repeated_ngrams(outputs: Sequence[Output], size: int = 8) -> float:
 class Evaluator:
     """Measures drafters on fixed prompts; what depends on the target alone is computed once.
 
-    Decode in float32: in bfloat16 a target's two best tokens are too often equal for an exact comparison.
+    Decodes in float32 unless told otherwise: in bfloat16 the target's two best tokens are often equal, and
+    the order of summation then decides, so an exact comparison of texts means nothing.
     """
 
     def __init__(
@@ -139,20 +140,23 @@ class Evaluator:
             target.vocabulary,
             prompts.shape[1] + self.longest + block_size + 1,
             NOISE_SEED,
+            target.device,
         )
         end = target.config.eos_token_id
         self.end_id: int | None = end if isinstance(end, int) else None
         self.expected_s = 0.0  # of the next measurement of all prompts, judged by the last
-        self.own_greedy = plain(target, prompts, self.longest, greedy, self.end_id, beat)
-        self.own_sampled = plain(target, prompts, self.longest, self.noise, self.end_id, beat)
+        with target.widened(section.dtype == "float32"):
+            self.own_greedy = plain(target, prompts, self.longest, greedy, self.end_id, beat)
+            self.own_sampled = plain(target, prompts, self.longest, self.noise, self.end_id, beat)
 
     def measure(self, drafter: Drafter, prompts: int | None = None) -> Measurement:
         """Real speculative decoding of the first `prompts` prompts, greedy and sampled."""
         started = time.monotonic()
-        measured = Measurement(
-            self._figure(drafter, greedy, self.own_greedy, prompts),
-            self._figure(drafter, self.noise, self.own_sampled, prompts),
-        )
+        with self.target.widened(self.section.dtype == "float32"):
+            measured = Measurement(
+                self._figure(drafter, greedy, self.own_greedy, prompts),
+                self._figure(drafter, self.noise, self.own_sampled, prompts),
+            )
         share = measured.greedy.prompts / len(self.prompts)
         self.expected_s = (time.monotonic() - started) / share
         return measured

@@ -64,7 +64,7 @@ def make_report(
     notes = [
         f"lossless: {'yes' if lossless else 'NO'}",
         f"tokens per greedy verification pass, and how many passes: {histogram}",
-        f"{repetition:.0%} of the 8-grams in the target's greedy text are repeats: they flatter every drafter",
+        f"{repetition:.0%} of the 8-grams in the target's greedy text are repeats: they flatter drafters",
         *_lookup_note(after, lookup),
     ]
     return Report(headline, ["acceptance length", "before", "after", "prompt lookup"], rows, notes, lossless)

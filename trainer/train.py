@@ -8,10 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trainer import checkpoint
@@ -19,11 +17,12 @@ from trainer.config import TrainConfig
 from trainer.data import dataset as datasets
 from trainer.data.dataset import Dataset
 from trainer.data.prompts import draw_prompts, row_order
-from trainer.errors import Stopped, TrainerError
+from trainer.errors import DataError, Stopped, TrainerError
 from trainer.evaluate import Evaluator, Measurement
 from trainer.loss import Sums
 from trainer.objective import draw, needed_width
 from trainer.optim import DrafterOptimizer, lr_factor
+from trainer.progress import Clock, Tally
 from trainer.report import Report, make_report
 from trainer.runfiles import RunFiles, write_json
 from trainer.setup import Assembled, Say, assemble
@@ -118,28 +117,6 @@ def _measure_before(
     return evaluator, before
 
 
-@dataclass
-class Clock:
-    """How far training is, by steps, by its own time, or by what the whole run leaves for it."""
-
-    steps: int | None
-    seconds: float | None
-    started: float
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self.started
-
-    def progress(self, step: int) -> float:
-        """0 at the start; 1 when training is over."""
-        shares = [0.0]
-        if self.steps is not None:
-            shares.append(step / self.steps)
-        if self.seconds is not None:
-            shares.append(self.elapsed_s / self.seconds if self.seconds > 0 else 1.0)
-        return min(1.0, max(shares))
-
-
 class Trainer:
     """The training loop."""
 
@@ -165,7 +142,7 @@ class Trainer:
             warmup = 20 if config.budget.steps is None else math.ceil(0.04 * config.budget.steps)
         self.warmup = warmup
         self.done = 0
-        self.bad_rows = 0
+        self.bad_rows: list[int] = []
         self.quick: list[float] = []  # acceptance lengths during training
         self.saved_step: int | None = None
 
@@ -188,7 +165,7 @@ class Trainer:
         )
         self.say(f"training for {budget}: {self.config.batch_rows} rows a step, {self.width} anchors a row")
         reported, looked, saved = (time.monotonic(),) * 3
-        since = _Since()
+        since = Tally()
         while self.clock.progress(self.done) < 1.0:
             factor = lr_factor(self.config.schedule, self.done, self.clock.progress(self.done), self.warmup)
             sums, norm, bad = self.one_step(self.done, factor)
@@ -199,7 +176,7 @@ class Trainer:
             now = time.monotonic()
             if now - reported >= self.config.report_every_s or self.clock.progress(self.done) >= 1.0:
                 self._report(since, norm, factor)
-                reported, since = now, _Since()
+                reported, since = now, Tally()
             every = self.config.evaluate.every_s
             if self.evaluator and every and now - looked >= every and self.clock.progress(self.done) < 0.95:
                 self._look()
@@ -210,8 +187,8 @@ class Trainer:
                 self.files.enter("training")
                 saved = time.monotonic()
 
-    def one_step(self, number: int, factor: float) -> tuple[Sums, Tensor, Tensor | None]:
-        """One optimizer step: the loss sums, the gradient's norm, which rows had bad states [R]."""
+    def one_step(self, number: int, factor: float) -> tuple[Sums, Tensor, tuple[Tensor, Tensor] | None]:
+        """One optimizer step: the loss sums, the gradient's norm, and what `Tally.add` calls bad."""
         config = self.config
         index = self.order(number, config.batch_rows)
         batch, bad = self.data.batch(index, self.parts.target)
@@ -228,28 +205,30 @@ class Trainer:
                 sums = dataclasses.replace(sums, loss=sums.loss.detach())
                 total = sums if total is None else total + sums
         assert total is not None
-        return total, self.optimizer.step(factor, total.weight), bad
+        return total, self.optimizer.step(factor, total.weight), None if bad is None else (index, bad)
 
     def _expected_steps(self) -> int | None:
         progress = self.clock.progress(self.done)
         return self.clock.steps if self.clock.seconds is None else round(self.done / max(progress, 1e-9))
 
-    def _report(self, since: _Since, norm: Tensor, factor: float) -> None:
+    def _report(self, since: Tally, norm: Tensor, factor: float) -> None:
         metrics = since.metrics()
         metrics["lr"] = self.config.optimizer.lr * factor
         metrics["grad_norm"] = round(float(norm), 4)
-        self.bad_rows += since.bad_rows
+        if since.bad_rows:
+            self.bad_rows += since.bad_rows
+            self.say(f"rows {since.bad_rows} have non-finite hidden states and were skipped")
+        if len(self.bad_rows) > self.config.data.max_bad_rows:
+            raise DataError(
+                f"{len(self.bad_rows)} rows had non-finite hidden states (row {self.bad_rows[0]} first)",
+                where="train.data.max_bad_rows",
+                next="check the target's weights and dtype",
+            )
         if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
             raise TrainerError(
                 f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']} at step {self.done}",
                 where="training",
                 next="lower optimizer.lr, or start from the last checkpoint",
-            )
-        if self.bad_rows > self.config.data.max_bad_rows:
-            raise TrainerError(
-                f"{self.bad_rows} rows had non-finite hidden states",
-                where="train.data.max_bad_rows",
-                next="check the target's weights and dtype",
             )
         self.files.record(metrics)
         slots = " ".join(f"{value:.2f}" for value in metrics["slot_accuracy"])
@@ -293,34 +272,3 @@ class Trainer:
         )
         self.saved_step = self.done
         self.say(f"saved {folder}")
-
-
-class _Since:
-    """What happened since the last report."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.sums: Sums | None = None
-        self.tokens = 0
-        self.bad: list[Tensor] = []
-
-    def add(self, sums: Sums, tokens: int, bad: Tensor | None) -> None:
-        self.sums = sums if self.sums is None else self.sums + sums
-        self.tokens += tokens
-        if bad is not None:
-            self.bad.append(bad)
-
-    @property
-    def bad_rows(self) -> int:
-        return int(torch.stack(self.bad).sum()) if self.bad else 0
-
-    def metrics(self) -> dict[str, Any]:
-        assert self.sums is not None
-        sums = self.sums
-        counted = sums.counted.clamp(min=1)
-        return {
-            "loss": round(float(sums.loss / sums.weight), 5),
-            "slot_accuracy": [round(value, 4) for value in (sums.correct / counted).tolist()],
-            "prefix_length": round(float(1 + sums.prefix / sums.blocks.clamp(min=1)), 4),
-            "tokens_per_s": round(self.tokens / (time.monotonic() - self.started), 1),
-        }

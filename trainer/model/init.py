@@ -15,9 +15,9 @@ from trainer.model.target import Target
 def copy_target_layers(drafter: Drafter, target: Target, layers: Sequence[int] | None = None) -> None:
     """Copy layers of the target and its final norm; `fc` passes on one tap.
 
-    The tap is the one nearest to the input of the first copied layer, and `hidden_norm` is that layer's own
-    input norm, so that this layer at once reads the context as it did in the target. Small noise on the other
-    taps makes them trainable from the first step.
+    All drafter layers read one context. It begins as what the middle one of the copied layers read in the
+    target: `fc` is the identity on the tap nearest to that layer's input, `hidden_norm` its input norm. Small
+    noise on the other taps makes them trainable from the first step.
 
     Args:
         layers: one for each drafter layer; None: the target's last ones.
@@ -46,8 +46,9 @@ def copy_target_layers(drafter: Drafter, target: Target, layers: Sequence[int] |
             )
         mine.load_state_dict({name: tensor.float() for name, tensor in given.items()})
     drafter.norm.weight.copy_(target.decoder.norm.weight)
-    drafter.hidden_norm.weight.copy_(source[0].input_layernorm.weight)
-    read = chosen[0] - 1
+    middle = count // 2
+    drafter.hidden_norm.weight.copy_(source[middle].input_layernorm.weight)
+    read = chosen[middle] - 1
     nearest = min(range(len(target.taps)), key=lambda index: abs(target.taps[index] - read))
     hidden = drafter.config.hidden_size
     torch.nn.init.normal_(drafter.fc.weight, std=0.02 / len(target.taps))

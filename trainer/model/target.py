@@ -124,6 +124,22 @@ class Target:
         finally:
             self._recorded = None
 
+    @contextmanager
+    def widened(self, wish: bool) -> Iterator[None]:
+        """All weights in float32 inside, when wished; bfloat16 weights come back unchanged.
+
+        Weights only: `Module.to` would also round the buffers, among them RoPE's frequencies.
+        """
+        narrow = [weight for weight in self.model.parameters() if wish and weight.dtype != torch.float32]
+        dtypes = [weight.dtype for weight in narrow]
+        for weight in narrow:
+            weight.data = weight.data.float()
+        try:
+            yield
+        finally:
+            for weight, dtype in zip(narrow, dtypes, strict=True):
+                weight.data = weight.data.to(dtype)
+
     def join(self, recorded: dict[int, Tensor]) -> Tensor:
         return torch.cat([recorded[tap] for tap in self.taps], dim=-1)
 
@@ -209,16 +225,18 @@ def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: tor
     Raises:
         ConfigError: it cannot be loaded, or its files do not hold all its weights.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # a log file is no place for it
+    logging.set_verbosity_error()  # what is missing is refused below, in one line
 
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, local_files_only=True, output_loading_info=True, attn_implementation="sdpa"
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         first = str(error).strip().split("\n")[0]
         raise ConfigError(
             f"transformers cannot load the target: {first}",

@@ -1,0 +1,145 @@
+"""The files that a run leaves, and how it ends when told to or when a thread fails.
+
+Run: python -m pytest tests/trainer/test_runfiles.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.errors import Stopped
+from trainer.runfiles import DEADLINE_S, PHASES, RunFiles
+
+PROJECT = Path(__file__).parents[2]
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_heartbeat_says_phase_step_and_pace(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path / "run")
+    files.enter("training")
+    files.total_steps = 40
+    for step in range(1, 4):
+        files.stepped(step)
+    files.record({"loss": 2.5, "slot_accuracy": [0.5, 0.25]})
+    files.beat(force=True)
+    beat = read(tmp_path / "run" / "heartbeat.json")
+    assert beat["version"] == 1 and beat["pid"] == os.getpid()
+    assert (beat["phase"], beat["step"], beat["total_steps"]) == ("training", 3, 40)
+    assert beat["metrics"] == {"loss": 2.5} and beat["deadline_s"] == DEADLINE_S["training"]
+    assert abs(beat["wall"] - time.time()) < 60 and abs(beat["mono"] - time.monotonic()) < 60
+    assert beat["phase_since"] <= beat["mono"] and beat["median_step_s"] >= 0
+    assert beat["threads"]["MainThread"] is True and beat["queues"] == {}
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert metrics[0]["step"] == 3 and metrics[0]["phase"] == "training"
+    assert metrics[0]["slot_accuracy"] == [0.5, 0.25]
+    events = lines(tmp_path / "run" / "events.jsonl")
+    assert [(event["event"], event["phase"]) for event in events] == [("phase", "training")]
+
+
+def test_a_main_thread_that_hangs_goes_stale(tmp_path: Path) -> None:
+    """Other threads must not keep the heartbeat fresh."""
+    files = RunFiles(tmp_path)
+    files.enter("training")
+    first = read(tmp_path / "heartbeat.json")["mono"]
+    helper = threading.Thread(target=time.sleep, args=(1.3,))
+    helper.start()
+    helper.join(10)
+    assert read(tmp_path / "heartbeat.json")["mono"] == first
+    files.beat()
+    assert read(tmp_path / "heartbeat.json")["mono"] > first + 1.0
+
+
+def test_every_phase_has_a_deadline_and_no_other_exists(tmp_path: Path) -> None:
+    assert set(DEADLINE_S) == set(PHASES)
+    with pytest.raises(ValueError, match="unknown phase 'trainin'"):
+        RunFiles(tmp_path).enter("trainin")
+
+
+def test_summary_and_root_cause(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    files.summarise("acceptance length 1.0 -> 2.0", ["a", "b"], [["x", "1"]], ["note"], True, 2.0)
+    summary = read(tmp_path / "summary.json")
+    assert summary["headline"].endswith("2.0") and summary["table"] == {
+        "columns": ["a", "b"],
+        "rows": [["x", "1"]],
+    }
+    assert (
+        summary["lossless"] is True and summary["best_acceptance_length"] == 2.0 and summary["version"] == 1
+    )
+    try:
+        raise ValueError("first")
+    except ValueError as error:
+        files.fail(error)
+    files.fail(RuntimeError("its consequence"))
+    cause = read(tmp_path / "root_cause.json")
+    assert cause["error"] == "ValueError: first" and "test_runfiles.py:" in cause["where"]
+    assert 'raise ValueError("first")' in cause["traceback"] and cause["phase"] == "loading"
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def program(folder: Path, body: str) -> list[str]:
+    head = (
+        "import sys, time, threading\nfrom pathlib import Path\nfrom trainer.runfiles import RunFiles\n"
+        f"files = RunFiles(Path({str(folder)!r}))\nfiles.listen()\n"
+    )
+    return [sys.executable, "-c", head + body]
+
+
+def test_an_exception_in_any_thread_ends_the_program_at_once(tmp_path: Path) -> None:
+    body = "threading.Thread(target=lambda: 1 / 0, name='feeder').start()\ntime.sleep(60)\n"
+    started = time.monotonic()
+    done = subprocess.run(program(tmp_path, body), cwd=PROJECT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 70 and time.monotonic() - started < 45
+    assert "thread feeder failed" in done.stderr and "ZeroDivisionError" in done.stderr
+    assert read(tmp_path / "root_cause.json")["error"] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_raised_at_the_next_beat(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    body = (
+        "from trainer.errors import Stopped\nprint('ready', flush=True)\n"
+        "try:\n    while True:\n        files.beat(); time.sleep(0.01)\n"
+        "except Stopped as stop:\n    print(stop, flush=True); sys.exit(stop.exit_code)\n"
+    )
+    with subprocess.Popen(program(tmp_path, body), cwd=PROJECT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.wait(30) == code
+        assert process.stdout.read() == f"stopped by {number.name}\n"
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    """The main thread hangs and never beats: the first SIGTERM waits for it, the second ends the process."""
+    body = "print('ready', flush=True)\nwhile True:\n    time.sleep(0.2)\n"
+    with subprocess.Popen(program(tmp_path, body), cwd=PROJECT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.terminate()
+        time.sleep(1.0)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(30) == -signal.SIGTERM
+
+
+def test_a_stop_is_raised_once(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    files._stop = ("SIGTERM", 143)
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
+        files.beat()
+    files.beat()  # saving goes on
