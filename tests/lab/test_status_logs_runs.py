@@ -165,6 +165,9 @@ def test_a_wedged_run_is_found_with_its_cause(cli: Cli) -> None:
     assert run["known_failures"] == ["cudagraph-trees-tls"]
     assert cli("status", "--check", code=7).stdout.count("wedged") >= 1
     assert "<2.13" in cli("explain", "stuck").stdout
+    stacks = cli("stacks", "stuck", "--again", "0.5").stdout
+    assert "has not moved" in stacks and "job.py:" in stacks
+    assert cli("logs", "stuck", "--errors").stdout.splitlines()[-1] == "24: AssertionError"
     cli("kill", "stuck")
     assert seen(cli, "stuck", state="killed")["exit"]["cause"] == "killed"
 
