@@ -7,7 +7,7 @@ Request
     since_s               only what was written in the last so many seconds (see logindex.py)
     last                  only the last so many matches (0: all)
 
-Progress events: {"run": {"id", "tag", "path"}} first; {"lines": [[number, text], ...]}, in order;
+Progress events: {"run": {"id", "tag", "path", "secrets"}} first; {"lines": [[number, text], ...]}, in order;
 {"searched": bytes} now and then. Answer: {"matches": how many there are, "sent", "size", "since_known"}.
 """
 
@@ -40,7 +40,8 @@ def search_log(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     run = one_run(request)
     record = run.record().value or {}
     path = run.log_path(record)
-    emit({"run": {"id": run.id, "tag": record.get("tag"), "path": path}})
+    secrets = record.get("secrets") or []
+    emit({"run": {"id": run.id, "tag": record.get("tag"), "path": path, "secrets": secrets}})
     pattern: Optional[Pattern[bytes]] = None
     if request.get("errors"):
         matcher = Matcher([Known(row) for row in request.get("known") or []])

@@ -17,7 +17,7 @@ METRICS_TAIL_BYTES = 256 * 2**10
 PROCESSES_SHOWN = 48
 RECORD_KEYS = (
     "id", "tag", "recipe", "variant", "release", "git", "created_at", "created_by", "host", "command", "cwd",
-    "log", "log_start", "gpus", "grace_s", "started_within_s", "observe",
+    "log", "log_start", "gpus", "grace_s", "started_within_s", "observe", "secrets",
 )  # fmt: skip
 """Not among them: env. It can be long, and `runs show` asks for it."""
 

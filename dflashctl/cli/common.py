@@ -27,6 +27,24 @@ def set_up_verbose(wanted: bool) -> bool:
     return wanted
 
 
+LOAD_AFTER_S = 0.3
+"""By then the first remote command is on its way, and this side waits."""
+
+
+def load_meanwhile(*modules: str) -> None:
+    """Import what the end of a command needs while the other side works: rich alone takes 0.1 s."""
+    import threading
+    from importlib import import_module
+
+    def load() -> None:
+        for name in modules:
+            import_module(name)
+
+    timer = threading.Timer(LOAD_AFTER_S, load)
+    timer.daemon = True
+    timer.start()
+
+
 HostOption = Annotated[
     str | None, typer.Option("--host", "-H", help="Host of hosts.yaml; several as a,b.", show_default=False)
 ]

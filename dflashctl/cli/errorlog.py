@@ -11,16 +11,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dflashctl.render.secrets import MASK, SECRET_NAME, SHORTEST_SOUNDING, masked
+
 MAX_BYTES = 2_000_000
 """Then the log becomes dflashctl.log.1 and a new one begins."""
-
-SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|CREDENTIAL|PRIVATE|WEBHOOK", re.IGNORECASE
-)
-SHORTEST_SECRET = 6
-"""Shorter values are words like "yes" or "1"; masking those would make the log unreadable."""
-
-MASK = "***"
 
 _WELL_KNOWN = re.compile(r"\b(hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abp]-)[A-Za-z0-9_\-]{8,}")
 _ASSIGNED = re.compile(
@@ -34,11 +28,12 @@ def mask(text: str, environment: Mapping[str, str] | None = None) -> str:
     """Replace what looks secret: the values of the environment's secret-sounding variables, tokens with a
     well-known beginning, and what is assigned to a secret-sounding name."""
     values = (os.environ if environment is None else environment).items()
-    secrets = {value for name, value in values if SECRET_NAME.search(name) and len(value) >= SHORTEST_SECRET}
+    sounding = {value for name, value in values if SECRET_NAME.search(name)}
+    secrets = {value for value in sounding if len(value) >= SHORTEST_SOUNDING}
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     text = _WELL_KNOWN.sub(lambda found: found[1] + MASK, text)
-    return _ASSIGNED.sub(lambda found: found["name"] + MASK, text)
+    return masked(_ASSIGNED.sub(lambda found: found["name"] + MASK, text))
 
 
 def log_path() -> Path:

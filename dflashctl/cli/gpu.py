@@ -19,11 +19,17 @@ LearnOption = Annotated[
     bool,
     typer.Option("--learn-idle", help="Learn what GPUs without a process show as their idle memory."),
 ]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")]
+EveryOption = Annotated[
+    float, typer.Option("--every", min=0.5, max=3600, help="Seconds between the looks of --watch.")
+]
 
 
 @app.command()
 def gpu(
     host: HostOption = None,
+    watch: WatchOption = False,
+    every: EveryOption = 2.0,
     learn_idle: LearnOption = False,
     json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -31,8 +37,17 @@ def gpu(
     """Show the GPUs of a host and who holds them."""
     from dflashctl.cli.eachhost import each_host
     from dflashctl.config import load_hosts
+    from dflashctl.errors import UsageError
     from dflashctl.gpus.facts import read_facts
     from dflashctl.remote.factory import open_engine
+
+    machines = load_hosts().hosts(host)
+    if watch:
+        from dflashctl.cli.gpuwatch import watch_gpus
+
+        if len(machines) > 1 or json or learn_idle:
+            raise UsageError("--watch follows one host, and prints neither JSON nor learns")
+        watch_gpus(machines[0], every)
 
     def one(machine: Any) -> Outcome:
         with open_engine(machine) as engine:
@@ -40,7 +55,7 @@ def gpu(
             learnt = _learn(engine, facts) if learn_idle else {}
         return _show(machine.name, facts, learnt, json)
 
-    each_host(load_hosts().hosts(host), one, json=json, schema="dflashctl.gpu/1")
+    each_host(machines, one, json=json, schema="dflashctl.gpu/1")
 
 
 def _learn(engine: Any, facts: Facts) -> dict[str, int]:

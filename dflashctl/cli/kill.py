@@ -40,6 +40,9 @@ PidOption = Annotated[
         "--pid", min=2, help="A process inside that belongs to no run (see gpu).", show_default=False
     ),
 ]
+StacksOption = Annotated[
+    bool, typer.Option("--stacks", help="First show where every process stands in its code.")
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="With --pid: do not ask.")]
 
 
@@ -51,6 +54,7 @@ class Wishes:
     grace_s: float | None
     dry_run: bool
     json: bool
+    stacks: bool
 
 
 @app.command()
@@ -59,6 +63,7 @@ def kill(
     everything: AllOption = False,
     reason: ReasonOption = "",
     grace: GraceOption = None,
+    stacks: StacksOption = False,
     pid: PidOption = None,
     yes: YesOption = False,
     host: HostOption = None,
@@ -74,9 +79,11 @@ def kill(
 
     if sum((everything, tag is not None, pid is not None)) > 1:
         raise UsageError("give only one of a tag, --all and --pid")
+    if stacks and pid is not None:
+        raise UsageError("--stacks shows a run's processes; it does not go with --pid")
     if yes and pid is None:
         raise UsageError("--yes belongs to --pid: a run is ended without a question")
-    wishes = Wishes(tag, everything, reason, grace, dry_run, json)
+    wishes = Wishes(tag, everything, reason, grace, dry_run, json, stacks)
 
     def one(machine: Host) -> Outcome:
         with open_engine(machine) as engine:
@@ -102,6 +109,7 @@ def _kill(engine: Engine, wishes: Wishes) -> Outcome:
         return Outcome(killtext.show_targets(host, wishes.tag, targets, quiet=wishes.json))
     graces = {str(run["id"]): run.get("grace_s") for run in targets}
     names = list(graces) or ([wishes.tag] if wishes.tag else [])
+    stacks = [killtext.show_stacks(engine, run, quiet=wishes.json) for run in targets if wishes.stacks]
     stopped = []
     for name in names:
         try:
@@ -115,6 +123,8 @@ def _kill(engine: Engine, wishes: Wishes) -> Outcome:
     gpus = [gpu for answer in ended_now for gpu in answer["gpus"]]
     freed = stopping.prove_freed(engine, gpus, [answer["id"] for answer in ended_now]) if gpus else []
     document = killtext.show_freed(host, stopped, freed, quiet=wishes.json)
+    if stacks:
+        document["stacks"] = stacks
     return Outcome(document, not_done(host, stopped, freed))
 
 

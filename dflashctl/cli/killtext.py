@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dflashctl.errors import NotFound
-from dflashctl.render.table import say, warn
+from dflashctl.errors import DflashError, NotFound
+from dflashctl.remote.engine import Engine
+from dflashctl.render.table import say, show, warn
 from dflashctl.render.text import duration, plural, ranges
 from dflashctl.runs.ending import end_words
 from dflashctl.runs.stop import Freed, process_words
@@ -26,6 +27,25 @@ def show_targets(
     if not quiet:
         say("nothing was signalled (--dry-run)" if targets else "no run is live")
     return {"host": host, "dry_run": True, "runs": [dict(run) for run in targets]}
+
+
+STACKS_AGAIN_S = 1.0
+"""A person who kills has looked at it before; this is for the record."""
+
+
+def show_stacks(engine: Engine, run: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
+    """Where its processes stand. What cannot be read is no reason not to kill. Returns the JSON document."""
+    from dflashctl.render import stacks as render
+    from dflashctl.runs.stacks import read_stacks
+
+    try:
+        found = read_stacks(engine, str(run["tag"] or run["id"]), again_s=STACKS_AGAIN_S)
+    except DflashError as error:
+        warn(f"warning: no stacks of {run['tag']}: {error.what}")
+        return {"run": run["id"], "problem": error.what}
+    if not quiet:
+        show(render.shown(found))
+    return render.document(found)
 
 
 def show_event(event: Mapping[str, Any]) -> None:

@@ -73,16 +73,19 @@ def launch(
     """Start a tagged run in the background, once its GPUs are free."""
     import os
 
+    from dflashctl.cli.common import load_meanwhile
     from dflashctl.cli.eachhost import each_host
     from dflashctl.config import load_hosts, load_recipe, resolve
     from dflashctl.gpus.choose import wish_of
     from dflashctl.remote.factory import open_engine
+    from dflashctl.render.secrets import hide
     from dflashctl.runs.durations import parse_duration
     from dflashctl.runs.launch import collect_secrets
 
     hosts = load_hosts()
     resolved = resolve(load_recipe(recipe, hosts), tag)
     secrets = collect_secrets(resolved.launch.secrets, os.environ)
+    hide(resolved.launch.secrets)
     wishes = Wishes(
         gpus=wish_of(resolved.launch.gpus, gpus),
         allow_busy=allow_busy,
@@ -96,6 +99,7 @@ def launch(
 
     def one(machine: Host) -> Outcome:
         with open_engine(machine) as engine:
+            load_meanwhile("rich.console", "dflashctl.cli.launchtext", "dflashctl.gpus.choose")
             return _launch(engine, resolved, secrets, wishes)
 
     each_host(hosts.hosts(host), one, json=json, schema="dflashctl.launch/1")

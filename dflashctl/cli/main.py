@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from dflashctl import __version__
 from dflashctl.errors import DflashError, ExitCode
+from dflashctl.render.secrets import begin
 
 VERBS: dict[str, str] = {
     "deploy": "Ship the recipe's code and prove inside that it arrived",
@@ -111,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code and lets no exception out but SystemExit."""
     words = list(argv)
+    begin()
     try:
         code = _invoke(words)
         sys.stdout.flush()

@@ -56,6 +56,7 @@ def status(
 
 
 def _once(host: Host, tag: str | None, check: bool, *, quiet: bool) -> Outcome:
+    from dflashctl.cli.common import load_meanwhile
     from dflashctl.cli.eachhost import Outcome
     from dflashctl.errors import ContainerDown, Unreachable
     from dflashctl.remote.factory import open_engine
@@ -64,6 +65,7 @@ def _once(host: Host, tag: str | None, check: bool, *, quiet: bool) -> Outcome:
 
     try:
         with open_engine(host) as engine:
+            load_meanwhile("rich.console", "rich.table")
             seen = look(engine, tag=tag)
     except (Unreachable, ContainerDown) as error:
         seen = without_contact(host, error, Memory(), tag)

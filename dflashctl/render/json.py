@@ -8,9 +8,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from dflashctl.render.secrets import masked
+
 
 def finite(value: Any) -> Any:
-    """NaN and the infinities (a loss may be one) become null: JSON has no word for them."""
+    """NaN and the infinities (a loss may be one) become null: JSON has no word for them. Masks secrets."""
+    if isinstance(value, str):
+        return masked(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import unicodedata
 
+from dflashctl.render.secrets import masked
+
 
 def _visible(char: str) -> str:
     if char.isprintable() or unicodedata.category(char) == "Zs":
@@ -24,7 +26,7 @@ def line(value: object) -> str:
 
     A tab becomes one space, so that columns stay columns.
     """
-    text = str(value)
+    text = masked(str(value))
     if text.isprintable():
         return text
     text = text.replace("\t", " ")
@@ -34,7 +36,7 @@ def line(value: object) -> str:
 
 def block(value: object) -> str:
     """Several lines: as `line`, but newlines stay and tabs become columns of eight."""
-    lines = str(value).replace("\r\n", "\n").split("\n")
+    lines = masked(str(value)).replace("\r\n", "\n").split("\n")
     return "\n".join(line(each.expandtabs(8)) for each in lines)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from dflashctl.errors import UsageError
 from dflashctl.remote.agent_call import Event, call
 from dflashctl.remote.engine import Engine
+from dflashctl.render.secrets import hide
 from dflashctl.runs import known
 from dflashctl.runs.facts import listed, text, whole
 
@@ -53,6 +54,7 @@ def search(
 
     def receive(event: Event) -> None:
         if isinstance(event.get("run"), dict):
+            hide(event["run"].get("secrets"))
             run.update(event["run"])
         for each in listed(event.get("lines")):
             if isinstance(each, list) and len(each) == 2:

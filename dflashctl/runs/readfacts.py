@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from dflashctl.render.secrets import hide
 from dflashctl.runs import known
 from dflashctl.runs.facts import (
     Ending,
@@ -36,6 +37,7 @@ def read_answer(answer: Mapping[str, Any]) -> list[RunFacts]:
 def read_run(run: Mapping[str, Any], now: Mapping[str, Any], sample_s: float = 0.0) -> RunFacts:
     """One run. `now` are the container's clocks at the time of the answer."""
     record = mapping(run.get("record"))
+    hide(record.get("secrets"))  # a program may have printed them
     events = mapping(run.get("events"))
     observed = mapping(record.get("observe"))
     rules = {name: number(value) for name, value in mapping(observed.get("rules")).items()}

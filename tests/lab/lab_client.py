@@ -83,9 +83,11 @@ def cli(
     """dflashctl in a process of its own, with a lab of its own."""
     return subprocess.run(
         [*prefix, *cli_argv(*words)],
-        env=cli_environment(lab_dir),
         text=True,
-        **({"capture_output": True, "timeout": DEADLINE_S, "check": False} | how),
+        **(
+            {"env": cli_environment(lab_dir), "capture_output": True, "timeout": DEADLINE_S, "check": False}
+            | how
+        ),
     )
 
 

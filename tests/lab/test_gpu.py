@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -82,3 +83,23 @@ def test_an_unreadable_box_has_its_exit_code(project: Project) -> None:
     project.gpus(fail)
     assert "reboot the host" in project.run("gpu", code=5).stderr
     assert "Driver/library version mismatch" in project.json("gpu", code=5)["problem"]
+
+
+def test_a_watch_tells_who_takes_a_gpu_and_gives_it_back(project: Project) -> None:
+    watch = project.popen("gpu", "--watch", "--every", "0.5")
+    try:
+        assert watch.stdout is not None
+        first = [watch.stdout.readline() for _ in range(8)]
+        assert all(line.endswith("idle\n") for line in first), first
+        project.launch("a", "--gpus", "5,")
+        assert "GPU 5" in (taken := watch.stdout.readline()) and "a (pid " in taken
+        project.run("kill", "a")
+        assert "GPU 5" in (back := watch.stdout.readline()) and back.endswith("idle\n")
+    finally:
+        watch.send_signal(signal.SIGINT)
+        watch.wait(20)
+    assert watch.returncode == 130
+
+
+def test_a_watch_follows_one_host_and_prints_no_json(project: Project) -> None:
+    assert "--watch" in project.run("gpu", "--watch", "--json", code=2).stderr

@@ -216,3 +216,14 @@ def test_a_pid_that_was_given_out_again_is_left_alone(project: Project) -> None:
         assert project.inside(f"test -e /proc/{leader}", check=False).returncode == 0
     finally:
         project.end(leader)
+
+
+def test_stacks_are_shown_before_the_end(project: Project) -> None:
+    project.launch("a")
+    out = project.run("kill", "a", "--stacks").stdout
+    shown, _, ended = out.partition("SIGTERM")
+    assert "pid " in shown and "state " in shown and "1 process" in shown
+    assert "ended in" in ended
+    second = project.launch("b")
+    document = project.json("kill", "b", "--stacks")
+    assert [one["id"] for one in document["stacks"]] == [second["run"]]

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lab_client import cli_environment
 
 if TYPE_CHECKING:
     from life_kit import Project
@@ -258,3 +259,25 @@ def test_a_fresh_cache_is_the_runs_own(project: Project) -> None:
     assert f"TORCHINDUCTOR_CACHE_DIR={folder}/compile_cache/inductor" in environ
     record = json.loads(project.inside(f"cat {folder}/record.json").stdout)
     assert record["compile_cache"] == {"path": f"{folder}/compile_cache/inductor", "state": "cold"}
+
+
+def test_a_secret_that_the_program_prints_is_masked_wherever_it_is_shown(project: Project) -> None:
+    code = "import os, time; print('key is', os.environ['LICENCE'], flush=True); time.sleep(600)"
+    project.recipe("leaky", secrets=["LICENCE"], command=["python", "-c", code])
+    env = cli_environment(project.paths.root) | {"LICENCE": "open-sesame-77"}
+    project.run("launch", "-r", "leaky", "--tag", "leak", env=env)
+    project.until(
+        lambda: b"key is" in project.inside("cat /workspace/train_leaky_leak.log", check=False).stdout
+    )
+    for words in (
+        ["logs", "leak"],
+        ["logs", "leak", "--grep", "key"],
+        ["status", "leak"],
+        ["status", "leak", "--json"],
+        ["runs", "show", "leak", "--json"],
+        ["kill", "leak", "--stacks"],
+    ):
+        done = project.run(*words, env=env)
+        assert "open-sesame-77" not in done.stdout + done.stderr, words
+    assert "key is ***" in project.run("logs", "leak", env=env).stdout
+    assert "open-sesame-77" in project.run("logs", "leak").stdout, "who does not have it cannot mask it"
