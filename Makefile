@@ -48,6 +48,9 @@ lab-tests: venv  ## tests on the embedded lab
 bed-tests: venv  ## tests on real LXC containers and a real sshd (root)
 	$(PY) -m pytest -n $(WORKERS) tests/bed
 
+conformance: venv  ## the table of what the real pct was seen to do, against the stand-in (and a real node)
+	$(PY) -m tests.conformance
+
 soak: venv  ## the long campaigns
 	$(PY) -m pytest -n $(WORKERS) -m soak tests
 

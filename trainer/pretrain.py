@@ -3,10 +3,10 @@
     python -m trainer.pretrain --out recipes/demo/target            # a GPU takes minutes, a CPU an evening
 
 The result is an ordinary transformers checkpoint (bf16 safetensors, config.json, tokenizer). Held-out files
-follow the one rule in trainer/data/stdlib.py, so the demo evaluates on text that the target never saw, whatever
-Python version it runs on. Prints held-out bits per byte and the share of repeated 8-grams in greedy text.
-The shipped target: `--tests --epochs 10 --muon-lr 6e-3`, 2,606 steps on a GPU; recipes/demo/target/pretraining.json
-has the figures. Without the library's tests the same model learns its 2.7 M training tokens by heart.
+follow the one rule in trainer/data/stdlib.py, so the demo evaluates on text that the target never saw,
+whatever Python version it runs on. Prints held-out bits per byte and the share of repeated 8-grams in greedy
+text. The shipped target: `--tests --epochs 10 --muon-lr 6e-3`, 2,606 steps on a GPU; its pretraining.json has
+the figures. Without the library's tests the same model learns its 2.7 M training tokens by heart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WINDOW = 512  # tokens a training row and an evaluation window
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of VOCAB entries; id 0 ends a file, id 1 is the drafter's mask, which no text contains."""
+    """Byte-level BPE of VOCAB entries; id 0 ends a file, id 1 is the drafter's mask, never in text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         # Runs of spaces (indentation) stay whole words, so one token can be one level of indentation.
