@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -164,13 +165,16 @@ def config_lock(bed: Bed, seconds: float) -> Iterator[None]:
     path = f"/run/lock/lxc/pve-config-{bed.ids['main']}.lock"
     enter = ["nsenter", "-t", str(bed.pid), "--mount", "--pid", "--"]
     holder = subprocess.Popen(
-        [*enter, "flock", path, "sh", "-c", f"echo held; sleep {seconds}"], stdout=subprocess.PIPE, text=True
+        [*enter, "flock", path, "sh", "-c", f"echo held; sleep {seconds}"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == "held\n"
         yield
     finally:
-        holder.terminate()
-        holder.wait(seconds + 10)
+        os.killpg(holder.pid, signal.SIGKILL)  # flock's child holds the lock, too
+        holder.wait(10)
         holder.stdout.close()
