@@ -73,6 +73,9 @@ def empty_modules() -> Iterator[None]:
                 del sys.modules[name]
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+
+
 @pytest.fixture(scope="module")
 def peer() -> Any:
     """The modules of speculators' DFlash: core and attention, and its losses' utilities."""
@@ -163,7 +166,8 @@ def their_mask(documents: list[int], anchors: list[int], window: int | None) -> 
     mod, queries, keys = attention.create_anchor_block_mask_mod(
         torch.tensor(documents), len(documents), torch.tensor(anchors), BLOCK, sliding_window=window
     )
-    return mod(0, 0, torch.arange(queries)[:, None], torch.arange(keys)[None, :])
+    none = torch.tensor(0)
+    return mod(none, none, torch.arange(queries)[:, None], torch.arange(keys)[None, :])
 
 
 @pytest.mark.parametrize("seed", range(8))

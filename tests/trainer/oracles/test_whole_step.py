@@ -11,8 +11,10 @@ Run: python -m pytest tests/trainer/oracles/test_whole_step.py
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -41,12 +43,11 @@ class Read:
 
 @torch.no_grad()
 def read_token_by_token(model: nn.Module, document: Document) -> Read:
-    cache = DynamicCache()
+    keyword = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
+    cache: dict[str, Any] = {keyword: DynamicCache(), "use_cache": True}
     taps, logits = [], []
     for token in document.tokens:
-        said = model(
-            torch.tensor([[token]]), past_key_values=cache, use_cache=True, output_hidden_states=True
-        )
+        said = model(torch.tensor([[token]]), output_hidden_states=True, **cache)
         taps.append(torch.cat([said.hidden_states[tap + 1][0, 0] for tap in TAPS]))
         logits.append(said.logits[0, 0])
     return Read(torch.stack(taps).double(), torch.stack(logits).double())
