@@ -27,7 +27,7 @@ VERBS: dict[str, str] = {
     "deploy": "Ship the recipe's code and prove inside that it arrived",
     "rollback": "Make an older release current again",
     "releases": "List the releases that are there",
-    "diff": "Compare the files here with a release, and find what was changed in it",
+    "diff": "Compare the files here with a release that is there",
     "lock": "The deploy lock: show, break",
     "launch": "Start a tagged run in the background, once its GPUs are free",
     "status": "Say what every run is doing, with the evidence",

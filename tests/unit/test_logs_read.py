@@ -88,7 +88,7 @@ def test_lines_and_all_and_an_offset(box: Any) -> None:
     assert ask(box, tag="t", lines=2)[0].data == b"two\nthree\n"
     got, told = ask(box, tag="t")
     assert got.data == b"one\ntwo\nthree\n"
-    assert got.run == {"id": answer["id"], "tag": "t", "path": answer["log"], "live": False}
+    assert got.run == {"id": answer["id"], "tag": "t", "path": answer["log"], "live": False, "secrets": []}
     assert told["done"] is True
     assert ask(box, id=answer["id"], offset=4, inode=told["inode"])[0].data == b"two\nthree\n"
 
