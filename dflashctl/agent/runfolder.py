@@ -12,7 +12,7 @@ import time
 from datetime import datetime, timezone
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from . import proc
+from . import cgroup, proc
 
 VERSION = 1
 ID_PATTERN = re.compile(r"\d{8}T\d{9}-[0-9a-f]{6}")
@@ -174,6 +174,12 @@ class RunFolder:
         known = [identity for identity in map(proc.as_identity, recorded) if identity is not None]
         return proc.as_identity(supervisor.get("supervisor")), known
 
+    def group(self) -> Optional[str]:
+        """The control group of its own that it was given, in this boot and this start of the container."""
+        supervisor = self.supervisor().value or {}
+        path = supervisor.get("cgroup")
+        return path if cgroup.is_ours(path, self.id) and proc.same_place(supervisor) else None
+
     def live(self, processes: Optional[proc.Table] = None) -> bool:
         """Its supervisor lives (and so the run is not over)."""
         return proc.living(self.identities()[0], processes) is not None
@@ -188,6 +194,7 @@ class RunFolder:
         everything = proc.table() if processes is None else processes
         by_run = proc.tagged(everything) if tagged is None else tagged
         supervisor, known = self.identities()
+        by_run = {self.id: [*by_run.get(self.id, ()), *cgroup.pids(self.group())]}
         return proc.family(everything, supervisor=supervisor, known=known, tagged=by_run.get(self.id, ()))
 
     def log_path(self, record: Dict[str, Any]) -> str:

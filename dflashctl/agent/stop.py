@@ -15,7 +15,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from . import AgentError, proc
+from . import AgentError, cgroup, proc
 from .ending import exit_body
 from .runfolder import RunFolder, list_runs
 from .signals import send_signal
@@ -44,6 +44,13 @@ class Stop:
         found = self.run.family(processes)
         return [one for one in found if not one.dead and one.pid not in self.spared]
 
+    def nobody(self) -> bool:
+        """Is the whole family gone, also who was too quick for the process table?"""
+        if self.members():
+            return False
+        group = self.run.group()
+        return not cgroup.populated(group) or bool(self.spared.intersection(cgroup.pids(group)))
+
     def supervisor(self) -> Optional[proc.Process]:
         """The living supervisor, also one that is just starting its program."""
         return proc.living(self.run.identities()[0]) or find_supervisor(self.run)
@@ -68,7 +75,7 @@ class Stop:
         until = time.monotonic() + within_s
         while True:
             self.listen()
-            if not self.members():
+            if self.nobody():
                 return True
             if time.monotonic() >= until:
                 return False
@@ -79,9 +86,12 @@ class Stop:
         until = time.monotonic() + KILL_S
         while True:
             members = self.members()
-            if not members or time.monotonic() >= until:
+            if self.nobody() or time.monotonic() >= until:
                 return members
             self.send(members, signal.SIGKILL)
+            group = self.run.group()
+            if not self.spared.intersection(cgroup.pids(group)):
+                cgroup.kill(group)
             time.sleep(POLL_S)
 
     def send(self, members: List[proc.Process], number: "signal.Signals") -> None:
@@ -191,6 +201,7 @@ def _last_word(attempt: Stop, record: Dict[str, Any], request: Dict[str, Any]) -
         time.sleep(POLL_S / 2)
     if run.has("exit.json"):
         return
+    cgroup.remove(run.group())
     started = run.supervisor().value or {}
     started_at = float(started.get("started_at") or record.get("created_at") or time.time())
     body = exit_body(

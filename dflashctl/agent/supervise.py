@@ -17,7 +17,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Set
 
-from . import proc
+from . import cgroup, proc
 from .detach import detach, fresh_start, read_secrets, tell
 from .ending import exit_body, kill_time, killer, next_step
 from .environment import environment
@@ -53,6 +53,7 @@ class Supervisor:
         self.stopped_by = ""
         self.termed: Optional[float] = None
         self.peak_rss = 0
+        self.group: Optional[str] = None
         self.written: Set[proc.Identity] = set()
         self.next_sample = 0.0
         self.oom_before = oom_kills()
@@ -66,6 +67,7 @@ class Supervisor:
             log = os.open(self.record["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             return "cannot write the log: %s" % error
+        self.group = cgroup.make(self.run.id)
         try:
             self.process = subprocess.Popen(
                 self.record["command"],
@@ -75,13 +77,17 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=fresh_start,  # safe: this process has one thread
+                preexec_fn=self.before_exec,  # safe: this process has one thread
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             return "cannot start %s: %s" % (self.record["command"][0], error)
         finally:
             os.close(log)
         return self.write_started(self.process.pid)
+
+    def before_exec(self) -> None:
+        cgroup.enter(self.group)
+        fresh_start()
 
     def write_started(self, pid: int) -> Optional[str]:
         """The started record, with fsync. A run that nobody could find again must not be: without the record
@@ -94,6 +100,7 @@ class Supervisor:
             "leader": proc.as_json(self.leader),
             "started_at": self.started_at,
             "mono": self.started,
+            "cgroup": self.group,
         }
         body.update(proc.here())
         try:
@@ -165,7 +172,7 @@ class Supervisor:
             failed=self.code != 0,
             kill_at=self.kill_at,
             termed=self.termed,
-            members=len(members),
+            members=len(members) or int(cgroup.populated(self.group)),
             grace_s=self.grace_s,
         )
         if step == "term_leader":
@@ -177,11 +184,13 @@ class Supervisor:
             self.signal_all(members, signal.SIGTERM)
         elif step == "kill":
             self.signal_all(members, signal.SIGKILL)
+            cgroup.kill(self.group)  # after it, for the sake of the list; it catches what forks meanwhile
         return step == "done"
 
     def members(self, processes: proc.Table, *, thorough: bool) -> List[proc.Process]:
         """Who of the family still runs. `thorough` looks at every process's environment too."""
         tagged = proc.tagged(processes).get(self.run.id, []) if thorough else []
+        tagged = tagged + cgroup.pids(self.group)
         found = proc.family(processes, supervisor=self.me, known=self.written, tagged=tagged)
         return [process for process in found if not process.dead]
 
@@ -292,12 +301,14 @@ def main(run_dir: str) -> int:
     why = supervisor.start(secrets)
     secrets.clear()
     if why is not None:
+        cgroup.remove(supervisor.group)
         failed_to_start(run, why)
         tell({"failed": why})
         return 1
     tell({"started": supervisor.leader})
     supervisor.write_environment()
     supervisor.watch()
+    cgroup.remove(supervisor.group)
     write_exit(run, supervisor.exit())
     remove_if_empty(run.file("supervisor.err"))
     return 0
