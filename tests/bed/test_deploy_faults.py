@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from bedkit.bed import Bed
+from bedkit.project import Project
 from proxy import Proxy
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -415,3 +416,22 @@ def test_without_wait_the_second_is_told_who_deploys(case: Case) -> None:
         first.communicate(timeout=60)
     assert first.returncode == 0
     assert case.litter() == []
+
+
+# --- a machine without a container --------------------------------------------------------------------------
+
+
+def test_a_bare_machine_over_ssh_has_the_same_lock_and_leaves_nothing(bed: Bed, tmp_path: Path) -> None:
+    """Engine `ssh`: the archive goes straight to its place; the lock is the machine's."""
+    entry = bed.host_entry()
+    home = str(bed.layout.home)
+    bare = {key: entry[key] for key in ("ssh", "python", "gpus")}
+    paths = {"code_root": f"{home}/code", "workdir": home, "log_dir": home, "state_dir": f"{home}/state"}
+    project = Project(tmp_path / "bare", {"bed": {"engine": "ssh", **bare, **paths}})
+    project.write_recipe("steady")
+    first = project.json("deploy")
+    again = project.json("deploy")
+    assert first["proof"]["switched"] and (again["sent_files"], again["proof"]["switched"]) == (0, False)
+    left = bed.on_host(["ls", "-A", f"{home}/code"]).stdout.decode().split()
+    assert sorted(left) == [".lock", "current", "history.jsonl", "releases"]
+    assert "nobody is deploying" in project.ok("lock", "show").stdout
