@@ -16,7 +16,7 @@ from trainer.errors import ConfigError
 from trainer.machine import usable_cores
 from trainer.model.drafter import Drafter
 from trainer.model.init import copy_target_layers
-from trainer.model.pair import check_tokenizer, drafter_config, mask_token_id
+from trainer.model.pair import check_tokenizer, dimension, drafter_config, mask_token_id
 from trainer.model.target import Target, load_target, read_config
 
 Say = Callable[[str], None]
@@ -73,8 +73,9 @@ def assemble(config: TrainConfig, say: Say) -> Assembled:
     device = choose_device(config.device)
     path = find_target(config.target.path)
     raw = read_config(path)
-    tokenizer = load_tokenizer(path, int(raw["vocab_size"]))
-    mask_id = mask_token_id(config.drafter, tokenizer.get_vocab(), int(raw["vocab_size"]))
+    vocabulary = dimension(raw, "vocab_size")
+    tokenizer = load_tokenizer(path, vocabulary)
+    mask_id = mask_token_id(config.drafter, tokenizer.get_vocab(), vocabulary)
     shape = drafter_config(config.drafter, raw, mask_id)
     target = load_target(path, shape.taps, target_dtype(config.target, device), device)
     if config.data.continuations and set(target.layer_types) != {"full_attention"}:

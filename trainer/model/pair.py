@@ -46,33 +46,60 @@ def check_tokenizer(size: int, vocabulary: int, where: str) -> None:
         )
 
 
+def dimension(target: Mapping[str, Any], key: str) -> int:
+    """A number that every decoder's config.json must say.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    value = target.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"{key} is missing" if value is None else f"{key} is {value!r}, not a positive number",
+            where="the target's config.json",
+            next="name the folder of a decoder that transformers loads",
+        )
+    return value
+
+
+def _intermediate_size(section: DrafterSection, target: Mapping[str, Any]) -> int:
+    """The recipe's, else the target's; a target whose layers are all experts has none to take over."""
+    if section.intermediate_size is None and target.get("intermediate_size") is None:
+        raise ConfigError(
+            "the target's config.json has no intermediate_size for the drafter to take over",
+            where="train.drafter.intermediate_size",
+            next="name the drafter's own, for instance three times the hidden size",
+        )
+    return section.intermediate_size or dimension(target, "intermediate_size")
+
+
 def drafter_config(section: DrafterSection, target: Mapping[str, Any], mask_id: int) -> DrafterConfig:
     """The drafter's shape: the recipe's wishes, else the target's own dimensions.
 
     Args:
         target: the target's config.json (text part).
     """
-    layers = int(target["num_hidden_layers"])
+    layers, hidden = dimension(target, "num_hidden_layers"), dimension(target, "hidden_size")
     taps = section.taps
     if taps is None:
         taps = default_taps(layers, section.tap_count or section.layers)
     theta, scaling = read_rope(target)
-    heads = section.attention_heads or int(target["num_attention_heads"])
+    heads = section.attention_heads or dimension(target, "num_attention_heads")
     groups = section.key_value_heads or int(target.get("num_key_value_heads") or heads)
     if heads % groups:
         raise ConfigError(
             f"{heads} attention heads cannot share {groups} key/value heads",
             where="train.drafter.attention_heads",
         )
-    head_dim = section.head_dim or target.get("head_dim") or int(target["hidden_size"]) // heads
+    head_dim = section.head_dim or target.get("head_dim") or hidden // heads
     return DrafterConfig(
-        hidden_size=int(target["hidden_size"]),
-        intermediate_size=section.intermediate_size or int(target["intermediate_size"]),
+        hidden_size=hidden,
+        intermediate_size=_intermediate_size(section, target),
         num_hidden_layers=section.layers,
         num_attention_heads=heads,
         num_key_value_heads=groups,
         head_dim=int(head_dim),
-        vocab_size=int(target["vocab_size"]),
+        vocab_size=dimension(target, "vocab_size"),
         block_size=section.block_size,
         num_target_layers=layers,
         taps=tuple(check_taps(taps, layers)),
@@ -105,9 +132,9 @@ def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], drafter_at: st
         "vocab_size": drafter.vocab_size,
     }
     differs = [
-        f"{key} {value:,} there, {int(target[key]):,} here"
+        f"{key} {value:,} there, {dimension(target, key):,} here"
         for key, value in wanted.items()
-        if int(target[key]) != value
+        if dimension(target, key) != value
     ]
     if differs:
         kind = (target.get("architectures") or ["model"])[0]
@@ -116,8 +143,8 @@ def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], drafter_at: st
             where=drafter_at,
             next="give the target that it was trained with",
         )
-    check_taps(drafter.taps, int(target["num_hidden_layers"]))
-    if drafter.mask_token_id >= int(target["vocab_size"]):
+    check_taps(drafter.taps, dimension(target, "num_hidden_layers"))
+    if drafter.mask_token_id >= dimension(target, "vocab_size"):
         raise ConfigError(
             f"mask token id {drafter.mask_token_id} is outside the target's embedding", where=drafter_at
         )

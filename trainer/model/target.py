@@ -49,7 +49,9 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not a JSON file: {error}", where=where) from None
-    text = data.get("text_config", data)
+    text = data.get("text_config") or data if isinstance(data, dict) else None
+    if not isinstance(text, dict):
+        raise ConfigError("not the configuration of a model: keys and values are expected", where=where)
     return {**text, "architectures": data.get("architectures") or text.get("architectures")}
 
 

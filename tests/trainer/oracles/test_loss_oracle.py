@@ -76,9 +76,7 @@ def fast(
 ) -> tuple[float, float, Tensor]:
     hidden = c["hidden"].to(dtype).requires_grad_()
     teacher = c["teacher"].to(dtype) if taught else None
-    sums = head_loss(
-        hidden, head.to(dtype), c["labels"], c["weights"], c["supervised"], kind, teacher, chunk
-    )
+    sums = head_loss(hidden, head.to(dtype), c["labels"], c["weights"], c["supervised"], kind, teacher, chunk)
     (gradient,) = torch.autograd.grad(sums.loss, hidden)
     return sums.loss.item(), sums.weight.item(), gradient.double()
 

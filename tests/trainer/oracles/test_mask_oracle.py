@@ -120,7 +120,10 @@ def test_dense_and_flex_attention_under_the_mask(window: int | None, groups: int
     assert not all(row.keep)
     rule = rule_of([row], 4, window)
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, heads, n, 16, generator=generator) for heads, n in ((4, 20), (groups, 52), (groups, 52)))
+    q, k, v = (
+        torch.randn(1, heads, n, 16, generator=generator)
+        for heads, n in ((4, 20), (groups, 52), (groups, 52))
+    )
     wanted = attention_by_loops(q[0].double(), k[0].double(), v[0].double(), mask(row, 4, window))
     for kind in (dense_mask(rule), flex_mask(rule)):
         got = attend(q, k, v, kind, 16**-0.5)[0].double()

@@ -30,7 +30,8 @@ def rows_of(layouts: list[Layout]) -> Rows:
     size = len(layouts[0].documents)
     tokens = torch.arange(size)[None] + 1000 * torch.arange(len(layouts))[:, None] + 2
     documents, positions, supervised = (
-        torch.tensor([getattr(row, name) for row in layouts]) for name in ("documents", "positions", "supervised")
+        torch.tensor([getattr(row, name) for row in layouts])
+        for name in ("documents", "positions", "supervised")
     )
     return Rows(tokens, documents, positions, supervised)
 

@@ -91,7 +91,9 @@ def test_derivatives_of_single_slots_in_a_sliding_layer(window: int) -> None:
 
 @pytest.mark.parametrize("layers", LAYERS)
 @torch.no_grad()
-def test_no_token_at_or_after_the_anchor_counts_but_the_anchor_as_slot_0(layers: str, setup: Callable) -> None:
+def test_no_token_at_or_after_the_anchor_counts_but_the_anchor_as_slot_0(
+    layers: str, setup: Callable
+) -> None:
     target, _, step, rows, blocks = setup(layers)
 
     def run(tokens: Tensor) -> tuple[Tensor, Tensor]:

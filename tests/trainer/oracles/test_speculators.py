@@ -138,14 +138,18 @@ def test_the_same_weights_give_the_same_logits(peer: Any, monkeypatch: pytest.Mo
     made, target, rows = drafter("full"), Target(qwen3(), TAPS), one_row()
     taps = target.states(rows.tokens, rows.positions, rows.documents).taps
     step = DrafterStep(made, target, settings(), 12)
-    blocks = step.blocks(rows, torch.rand(1, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))
+    blocks = step.blocks(
+        rows, torch.rand(1, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    )
     assert bool(blocks.keep.all())
     ours = target.logits(step.hidden(Batch(rows, States(taps)), blocks))  # [N, B-1, V]
 
     core = sys.modules["speculators.models.dflash.core"]
     monkeypatch.setattr(core, "select_anchors", lambda *_: (blocks.anchors[0], blocks.keep[0]))
     model = peer_model(peer, made, target)
-    model._create_mask_fn = lambda *args, **kwargs: core.create_float_mask(*args, **kwargs, dtype=torch.float32)
+    model._create_mask_fn = lambda *args, **kwargs: core.create_float_mask(
+        *args, **kwargs, dtype=torch.float32
+    )
     _, logits, *_ = model._backbone_forward(
         taps,
         rows.tokens,
