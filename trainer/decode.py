@@ -9,6 +9,8 @@ Rows R, block size B, vocabulary V.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -46,6 +48,22 @@ class FixedNoise:
 
     def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
         return (logits / self.temperature + self.noise[positions]).argmax(-1)
+
+
+class Halves:
+    """Two ways of choosing in one batch: its first half by one, its second half by the other.
+
+    A pass over a small batch costs little more than one over half of it.
+    """
+
+    def __init__(self, first: Choose, second: Choose) -> None:
+        self.first, self.second = first, second
+
+    def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
+        half = len(logits) // 2
+        return torch.cat(
+            (self.first(logits[:half], positions[:half]), self.second(logits[half:], positions[half:]))
+        )
 
 
 @dataclass
@@ -206,10 +224,12 @@ def speculative(
     choose: Choose,
     end_id: int | None = None,
     beat: Beat = lambda: None,
+    limit_s: float | None = None,
 ) -> list[Output]:
     """Block-speculative decoding: the drafter proposes B-1 tokens, one target forward pass verifies them.
 
     Each output has at least `new_tokens` tokens or has ended; the last block's accepted tokens are all kept.
+    After `limit_s` seconds outputs stay as long as they are.
     """
     rows, size = prompts.shape
     device, block = prompts.device, drafter.config.block_size
@@ -221,7 +241,8 @@ def speculative(
     anchor = choose(target.logits(final[:, -1:]), start[:, None])[:, 0]
     outputs = [first(token, end_id) for token in anchor.tolist()]
     offsets = torch.arange(block, device=device)
-    while any(output.wants(new_tokens) for output in outputs):
+    latest = math.inf if limit_s is None else time.monotonic() + limit_s
+    while any(output.wants(new_tokens) for output in outputs) and time.monotonic() < latest:
         place = start[:, None] + offsets  # [R, B]
         proposed = choose(draft.logits(anchor, start), place[:, 1:])
         tokens = torch.cat((anchor[:, None], proposed), dim=1)

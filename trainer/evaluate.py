@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from trainer.config import Evaluate
-from trainer.decode import Beat, Choose, FixedNoise, Output, greedy, plain, speculative
+from trainer.decode import Beat, FixedNoise, Halves, Output, greedy, plain, speculative
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 
@@ -121,6 +122,10 @@ def repeated_ngrams(outputs: Sequence[Output], size: int = 8) -> float:
     return repeats / total if total else 0.0
 
 
+def twice(prompts: Tensor) -> Tensor:
+    return torch.cat((prompts, prompts))
+
+
 class Evaluator:
     """Measures drafters on fixed prompts; what depends on the target alone is computed once.
 
@@ -144,22 +149,38 @@ class Evaluator:
         )
         end = target.config.eos_token_id
         self.end_id: int | None = end if isinstance(end, int) else None
-        self.expected_s = 0.0  # of the next measurement of all prompts, judged by the last
+        self.choose = Halves(greedy, self.noise)
+        self.last_s = 0.0  # what the last measurement took
         with target.widened(section.dtype == "float32"):
-            self.own_greedy = plain(target, prompts, self.longest, greedy, self.end_id, beat)
-            self.own_sampled = plain(target, prompts, self.longest, self.noise, self.end_id, beat)
+            own = plain(target, twice(prompts), self.longest, self.choose, self.end_id, beat)
+        self.own_greedy, self.own_sampled = own[: len(prompts)], own[len(prompts) :]
 
-    def measure(self, drafter: Drafter, prompts: int | None = None) -> Measurement:
-        """Real speculative decoding of the first `prompts` prompts, greedy and sampled."""
-        started = time.monotonic()
-        with self.target.widened(self.section.dtype == "float32"):
-            measured = Measurement(
-                self._figure(drafter, greedy, self.own_greedy, prompts),
-                self._figure(drafter, self.noise, self.own_sampled, prompts),
+    def measure(
+        self, drafter: Drafter, prompts: int | None = None, limit_s: float | None = None
+    ) -> Measurement:
+        """Real speculative decoding of the first `prompts` prompts, greedy and sampled.
+
+        After `limit_s` seconds the texts stay as long as they are; what they show is still true.
+        """
+        started, section = time.monotonic(), self.section
+        given = self.prompts[:prompts]
+        with self.target.widened(section.dtype == "float32"):
+            outputs = speculative(
+                self.target,
+                drafter,
+                twice(given),
+                section.new_tokens,
+                self.choose,
+                self.end_id,
+                self.beat,
+                limit_s,
             )
-        share = measured.greedy.prompts / len(self.prompts)
-        self.expected_s = (time.monotonic() - started) / share
-        return measured
+        self.last_s = time.monotonic() - started
+        count = len(given)
+        return Measurement(
+            figure(outputs[:count], self.own_greedy[:count], section.first_tokens),
+            figure(outputs[count:], self.own_sampled[:count], section.first_tokens),
+        )
 
     def measure_greedy(self, drafter: Drafter, prompts: int, new_tokens: int) -> float:
         """A quick look during training."""
@@ -167,13 +188,6 @@ class Evaluator:
             self.target, drafter, self.prompts[:prompts], new_tokens, greedy, self.end_id, self.beat
         )
         return acceptance([output.emitted for output in outputs])
-
-    def _figure(self, drafter: Drafter, choose: Choose, own: list[Output], prompts: int | None) -> Figure:
-        section = self.section
-        outputs = speculative(
-            self.target, drafter, self.prompts[:prompts], section.new_tokens, choose, self.end_id, self.beat
-        )
-        return figure(outputs, own[:prompts], section.first_tokens)
 
     def lookup(self) -> Measurement:
         """Prompt-lookup decoding of the same prompts, with as many drafted tokens a pass."""

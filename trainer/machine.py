@@ -6,6 +6,7 @@ import math
 import os
 from pathlib import Path
 
+CPUINFO = Path("/proc/cpuinfo")
 CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -17,6 +18,16 @@ def usable_cores(cpu_max: Path = CGROUP_CPU_MAX) -> int:
         return min(cores, max(1, math.floor(int(quota) / int(period))))
     except (OSError, ValueError):  # no such file, or "max": no quota
         return cores
+
+
+def multiplies_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether the processor itself has bfloat16 products; without them they are slower than float32's."""
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return False
+    flags = {flag for line in text.splitlines() for flag in line.partition(":")[2].split()}
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})  # x86's two, Arm's one
 
 
 def prepare_environment() -> None:

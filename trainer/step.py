@@ -15,6 +15,7 @@ from torch import Tensor
 from trainer.config import TrainConfig
 from trainer.data.packing import Rows
 from trainer.loss import Kind, Sums, head_loss
+from trainer.machine import multiplies_bfloat16
 from trainer.model.drafter import Drafter
 from trainer.model.mask import bounds, dense_mask, flex_mask
 from trainer.model.target import States, Target
@@ -120,6 +121,5 @@ def products_dtype(precision: str, device_type: str) -> torch.dtype:
     otherwise.
     """
     if precision == "auto":
-        fast = device_type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return torch.bfloat16 if fast else torch.float32
+        return torch.bfloat16 if device_type == "cuda" or multiplies_bfloat16() else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]

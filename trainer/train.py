@@ -29,6 +29,8 @@ from trainer.setup import Assembled, Say, assemble
 from trainer.step import DrafterStep
 
 SAVE_RESERVE_S = 3.0
+BEFORE_SHARE = 0.08  # of the whole run's time: the most that measuring the untrained drafter may take
+AFTER_SHARE = 0.15  # and the trained one; the last measurement stops there, wherever its texts are
 QUICK_TOKENS = 48  # of a measurement during training
 
 
@@ -62,7 +64,9 @@ def run(config: TrainConfig, files: RunFiles, say: Say) -> Report | None:
         return None
     files.enter("evaluating")
     parts.drafter.eval()
-    after = evaluator.measure(parts.drafter)
+    total = config.budget.total_s
+    limit = None if total is None else max(AFTER_SHARE / 2 * total, total - files.elapsed_s - SAVE_RESERVE_S)
+    after = evaluator.measure(parts.drafter, limit_s=limit)
     report = make_report(config.evaluate, before, after, evaluator.lookup(), evaluator.repetition)
     best = max([after.greedy.acceptance_length, *trainer.quick])
     files.record({"acceptance_length": round(after.greedy.acceptance_length, 4)})
@@ -109,7 +113,9 @@ def _measure_before(
         config.drafter.block_size,
         files.beat,
     )
-    before = evaluator.measure(parts.drafter, section.prompts_before)
+    total = config.budget.total_s
+    limit = None if total is None else BEFORE_SHARE * total
+    before = evaluator.measure(parts.drafter, section.prompts_before, limit)
     say(
         f"before training: acceptance length {before.greedy.acceptance_length:.2f} greedy, "
         f"{before.sampled.acceptance_length:.2f} at T={section.temperature:g}"
@@ -151,11 +157,12 @@ class Trainer:
         budget = self.config.budget
         if budget.total_s is None:
             return budget.train_s
-        left = budget.total_s - self.files.elapsed_s - self._last_evaluation_s() - SAVE_RESERVE_S
+        reserve = 0.0
+        if self.evaluator:
+            # More prompts than before training, but fewer passes: each accepts more tokens.
+            reserve = min(1.5 * self.evaluator.last_s, AFTER_SHARE * budget.total_s)
+        left = budget.total_s - self.files.elapsed_s - reserve - SAVE_RESERVE_S
         return max(1.0, left if budget.train_s is None else min(left, budget.train_s))
-
-    def _last_evaluation_s(self) -> float:
-        return self.evaluator.expected_s if self.evaluator else 0.0
 
     def train(self) -> None:
         """Train until the budget is used up. Raises Stopped, TrainerError."""

@@ -278,4 +278,6 @@ def test_the_evaluator_measures_all_of_it(make_drafter: Callable[..., Drafter]) 
     found = evaluator.lookup()
     assert found.greedy.prompts == 5 and found.greedy.lossless and found.sampled.lossless
     assert 0.0 <= evaluator.repetition <= 1.0
-    assert evaluator.expected_s > 0
+    assert evaluator.last_s > 0
+    cut = evaluator.measure(make_drafter(), 3, limit_s=0.0)
+    assert cut.greedy.acceptance_length == 0.0 and cut.greedy.lossless  # nothing but the prompts' own pass

@@ -15,7 +15,7 @@ import yaml
 
 from trainer import config as configs
 from trainer.errors import ConfigError
-from trainer.machine import usable_cores
+from trainer.machine import multiplies_bfloat16, usable_cores
 
 PROJECT = Path(__file__).parents[2]
 GOOD: dict[str, Any] = {"target": {"path": "x"}, "drafter": {"mask_token_id": 1}}
@@ -137,3 +137,19 @@ def test_a_containers_cpu_quota_counts(tmp_path: Path) -> None:
     assert usable_cores(quota) == 1
     quota.write_text("9900000 100000\n")
     assert usable_cores(quota) == full
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("flags : fpu avx512f avx512_bf16\n", True),
+        ("flags : fpu avx2\nbugs : bf16_not_a_flag\n", False),
+        ("Features : fp asimd bf16\n", True),
+    ],
+)
+def test_bfloat16_products_are_known_from_the_processors_flags(
+    tmp_path: Path, text: str, wanted: bool
+) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert multiplies_bfloat16(tmp_path / "cpuinfo") is wanted
+    assert multiplies_bfloat16(tmp_path / "none") is False
