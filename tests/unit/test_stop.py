@@ -348,6 +348,7 @@ def test_who_cannot_be_signalled_is_named(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(stop, "send_signal", refused)
+    monkeypatch.setattr(stop.cgroup, "kill", lambda group: False)
     monkeypatch.setattr(stop, "KILL_S", 0.3)
     told = box.stop("t")
     assert told["outcome"] == "survivors" and told["exit"] is None

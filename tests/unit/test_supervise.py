@@ -203,7 +203,7 @@ def test_the_started_record_names_everybody(box: Any) -> None:
 def test_peak_memory_is_of_the_whole_family(box: Any) -> None:
     program = (
         "import subprocess, sys, time\n"
-        "child = [sys.executable, '-c', 'import time; x = bytearray(60_000_000); time.sleep(3)']\n"
+        "child = [sys.executable, '-c', 'import time; x = bytearray(60_000_000); time.sleep(6)']\n"
         "two = [subprocess.Popen(child) for _ in range(2)]\n"
         "[one.wait() for one in two]\n"
     )
