@@ -1,5 +1,5 @@
 """Run with: pytest tests/unit/test_old_run.py. A run that an older dflashctl launched: `old_run/` holds the
-folder that it left, with its supervisor's own code. It stays as it is; a later one gets a folder beside it."""
+folder that it left, with its supervisor's own code. It stays as it is; a later one gets its own beside it."""
 
 from __future__ import annotations
 
