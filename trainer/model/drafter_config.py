@@ -120,49 +120,86 @@ def read_rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     return theta, {**merged, "rope_type": kind}
 
 
-def from_json(data: Mapping[str, Any], where: str = "config.json") -> DrafterConfig:
+def from_json(data: Any, where: str = "config.json") -> DrafterConfig:
     """The shape that a drafter's config.json describes.
 
     Raises:
-        ConfigError: a key is missing, two keys contradict each other, or a layer type is unknown.
+        ConfigError: a key is missing or no number, two keys contradict each other, or a layer type is unknown.
     """
-    try:
-        own = data["dflash_config"]
-        block_sizes = {size for size in (data.get("block_size"), own.get("block_size")) if size is not None}
-        if len(block_sizes) != 1:
-            raise ConfigError(
-                f"block_size is said {len(block_sizes)} times: {sorted(block_sizes)}", where=where
-            )
-        layers = data["num_hidden_layers"]
-        layer_types = tuple(data.get("layer_types") or ["full_attention"] * layers)
-        for name in layer_types:
-            if name not in ("full_attention", "sliding_attention"):
-                raise ConfigError(f"unknown layer type {name!r}", where=f"{where}: layer_types")
-        theta, scaling = read_rope(data)
-        slides = "sliding_attention" in layer_types
-        return DrafterConfig(
-            hidden_size=data["hidden_size"],
-            intermediate_size=data["intermediate_size"],
-            num_hidden_layers=layers,
-            num_attention_heads=data["num_attention_heads"],
-            num_key_value_heads=data["num_key_value_heads"],
-            head_dim=data.get("head_dim") or data["hidden_size"] // data["num_attention_heads"],
-            vocab_size=data["vocab_size"],
-            block_size=block_sizes.pop(),
-            num_target_layers=data["num_target_layers"],
-            taps=tuple(own["target_layer_ids"]),
-            mask_token_id=own["mask_token_id"],
-            layer_types=layer_types,
-            sliding_window=data["sliding_window"] if slides else None,
-            rms_norm_eps=data.get("rms_norm_eps", 1e-6),
-            max_position_embeddings=data.get("max_position_embeddings", 32768),
-            attention_bias=data.get("attention_bias", False),
-            rope_theta=theta,
-            rope_scaling=scaling,
-            initializer_range=data.get("initializer_range", 0.02),
-            bos_token_id=data.get("bos_token_id"),
-            eos_token_id=data.get("eos_token_id"),
-            pad_token_id=data.get("pad_token_id"),
+    if not isinstance(data, Mapping):
+        raise ConfigError("not the configuration of a drafter: keys and values are expected", where=where)
+    own = data.get("dflash_config", {})
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"dflash_config is {own!r}, not keys and values", where=where)
+    block_sizes = {size for size in (data.get("block_size"), own.get("block_size")) if size is not None}
+    if len(block_sizes) != 1:
+        raise ConfigError(f"block_size is said {len(block_sizes)} times: {sorted(block_sizes)}", where=where)
+    number = _Numbers(data, where)
+    layers, heads = number("num_hidden_layers"), number("num_attention_heads")
+    layer_types = _layer_types(data, own, layers, where)
+    taps = own.get("target_layer_ids")
+    if not isinstance(taps, list) or not all(isinstance(tap, int) for tap in taps):
+        raise ConfigError(f"dflash_config.target_layer_ids is {taps!r}, not a list of layers", where=where)
+    theta, scaling = read_rope(data)
+    return DrafterConfig(
+        hidden_size=number("hidden_size"),
+        intermediate_size=number("intermediate_size"),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=number("num_key_value_heads"),
+        head_dim=data.get("head_dim") or number("hidden_size") // heads,
+        vocab_size=number("vocab_size"),
+        block_size=block_sizes.pop(),
+        num_target_layers=number("num_target_layers"),
+        taps=tuple(taps),
+        mask_token_id=_Numbers(own, f"{where}: dflash_config")("mask_token_id", low=0),
+        layer_types=layer_types,
+        sliding_window=number("sliding_window") if "sliding_attention" in layer_types else None,
+        rms_norm_eps=data.get("rms_norm_eps", 1e-6),
+        max_position_embeddings=data.get("max_position_embeddings", 32768),
+        attention_bias=data.get("attention_bias", False),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        initializer_range=data.get("initializer_range", 0.02),
+        bos_token_id=data.get("bos_token_id"),
+        eos_token_id=data.get("eos_token_id"),
+        pad_token_id=data.get("pad_token_id"),
+    )
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Reads integers, and refuses what is none by its key."""
+
+    data: Mapping[str, Any]
+    where: str
+
+    def __call__(self, key: str, low: int = 1) -> int:
+        if key not in self.data:
+            raise ConfigError(f"key {key!r} is missing", where=self.where)
+        value = self.data[key]
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise ConfigError(f"{key} is {value!r}, not a number from {low}", where=self.where)
+        return value
+
+
+def _layer_types(data: Mapping[str, Any], own: Mapping[str, Any], layers: int, where: str) -> tuple[str, ...]:
+    """One a layer, and no other key that makes them something else."""
+    types = tuple(data.get("layer_types") or ["full_attention"] * layers)
+    for name in types:
+        if name not in ("full_attention", "sliding_attention"):
+            raise ConfigError(f"unknown layer type {name!r}", where=f"{where}: layer_types")
+    if len(types) != layers:
+        raise ConfigError(f"layer_types has {len(types)} names for {layers} layers", where=where)
+    if "sliding_attention" in types and not data.get("use_sliding_window"):
+        raise ConfigError(
+            "layers slide, but use_sliding_window is not true: transformers then drops the window",
+            where=where,
         )
-    except KeyError as error:
-        raise ConfigError(f"key {error.args[0]!r} is missing", where=where) from None
+    causal = own.get("causal", data.get("is_causal"))
+    if causal is not None and {bool(causal)} != {name == "sliding_attention" for name in types}:
+        raise ConfigError(
+            f"blocks are said to be causal: {causal}; here sliding layers are, and full ones are not",
+            where=f"{where}: is_causal",
+        )
+    return types

@@ -1,6 +1,6 @@
 """The trainer's contract as slow loops over single queries, keys, tokens and slots.
 
-Nothing here imports the code under test but its data classes; every function says one sentence of the contract.
+Nothing here imports the code under test; every function says one sentence of the contract.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_every_document_gets_the_smaller_of_cap_and_its_valid_anchors(
     layouts = [layout(lengths, 1, number), layout(lengths, 1, number + 1)]
     rows = rows_of(layouts)
     width = needed_width(rows, cap)
-    anchors, keep = choose_anchors(rows, draw(tuple(rows.tokens.shape), 0, number, 0), cap, width)  # type: ignore[arg-type]
+    anchors, keep = choose_anchors(rows, draw(tuple(rows.tokens.shape), 0, number, 0), cap, width)
     most = 0
     for r, row in enumerate(layouts):
         good = [place for place in range(len(row.documents)) if may_start(row, place)]
@@ -129,8 +129,8 @@ def test_every_document_gets_the_smaller_of_cap_and_its_valid_anchors(
 def test_every_subset_of_anchors_is_as_likely_as_any_other() -> None:
     """Two documents of 7 valid anchors each, 3 drawn from each: 35 subsets, in 7,000 draws about 200 each.
 
-    Chi-square with 34 degrees of freedom: above 65.2 in one of a thousand. The two documents' draws must also be
-    independent of each other: "has its first anchor", two by two, is above 16.3 in one of a thousand.
+    Chi-square with 34 degrees of freedom: above 65.2 in one of a thousand. The two documents' draws must also
+    be independent of each other: "has its first anchor", two by two, is above 16.3 in one of a thousand.
     """
     rows = pack([Document([5] * 9, [True] * 9)] * 2, 18)
     good = [list(range(1, 8)), list(range(10, 17))]

@@ -1,7 +1,7 @@
 """What a block depends on: everything that it should, and nothing else.
 
-Two ways: exact derivatives, which show at once all context tokens and slots that a block reads; and changed tokens,
-with the target in between.
+Two ways: exact derivatives, which show at once all context tokens and slots that a block reads; and changed
+tokens, with the target in between.
 
 Run: python -m pytest tests/trainer/oracles/test_reach.py
 """
@@ -71,7 +71,7 @@ def test_derivatives_name_exactly_the_context_and_the_own_slots(layers: str, set
 
 @pytest.mark.parametrize("window", [4, 5, 9])
 def test_derivatives_of_single_slots_in_a_sliding_layer(window: int) -> None:
-    """Slot o of the block at token a reads tokens a + o - (W - 1) to a - 1 and slots 0 to o, as SGLang serves."""
+    """Slot o of the block at token a reads tokens a + o - (W - 1) to a - 1, and slots 0 to o."""
     target = Target(qwen3(), TAPS)
     made = drafter("sliding", num_hidden_layers=1, layer_types=("sliding_attention",), sliding_window=window)
     step = DrafterStep(made, target, settings(), ROW)

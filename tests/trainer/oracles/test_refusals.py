@@ -1,5 +1,5 @@
-"""Pairs, recipes and folders that cannot work: one ConfigError each, that names the place and the numbers, before
-any weight is read.
+"""Pairs, recipes and folders that cannot work: one ConfigError each, with place and numbers, before any weight
+is read.
 
 Run: python -m pytest tests/trainer/oracles/test_refusals.py
 """

@@ -1,5 +1,5 @@
-"""A second implementation, the published `speculators` package, with the same weights: the same logits, the same
-mask.
+"""A second implementation, the published `speculators` package, with the same weights: the same logits, the
+same mask.
 
 Only its model is used. Its imports of clients for servers and data sets, which the model never calls, are
 answered with empty modules, so that `pip install --no-deps speculators` is all that it needs. In CI its
@@ -85,9 +85,8 @@ def peer() -> Any:
             pytest.fail(advice)
         pytest.skip(advice)
     with empty_modules():
-        import speculators.losses.utils
-        import speculators.models.dflash.attention
-        import speculators.models.dflash.core
+        for part in ("losses.utils", "models.dflash.attention", "models.dflash.core"):
+            importlib.import_module(f"speculators.{part}")
     return sys.modules["speculators"]
 
 
@@ -184,8 +183,9 @@ def test_the_mask_of_full_layers_is_the_same(peer: Any, seed: int) -> None:
 
 
 def test_in_sliding_layers_it_differs_as_known(peer: Any) -> None:
-    """Its window hangs at the anchor for all slots; a server's moves on with the slot. Inside a block both are
-    causal."""
+    """Its window hangs at the anchor for all slots; a server's moves on with the slot. Inside a block both
+    are causal.
+    """
     row = layout([30], 1, 0)
     anchor, window, size = 20, 6, 30
     ours = dense_mask(

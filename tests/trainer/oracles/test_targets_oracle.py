@@ -1,5 +1,5 @@
-"""Taps on targets as they lie on disk: every architecture that the trainer names, wrapped, tied, with experts, with
-prediction layers.
+"""Taps on targets as they lie on disk: every architecture that the trainer names, wrapped, tied, with experts,
+with prediction layers.
 
 The reference is transformers' own model, loaded by itself from the same folder: `hidden_states[i + 1]`.
 
@@ -99,7 +99,7 @@ def save(kind: str, folder: Path) -> Path:
     model = AutoModelForCausalLM.from_config(configuration(kind))
     model.save_pretrained(folder)
     if kind == "glm4 with a prediction layer":
-        # Such checkpoints hold the prediction layer as one layer more, layers.L.*; transformers leaves it out.
+        # Such checkpoints hold the prediction layer as layer L of layers 0 to L-1; transformers leaves it out.
         path = folder / "model.safetensors"
         weights = load_file(path)
         extra = {
@@ -168,7 +168,7 @@ def test_layers_that_run_counted_by_hooks(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_target_wrapped_with_its_vision_part(tmp_path: Path) -> None:
-    """As the Qwen3.5 and 3.6 models are published: a text_config inside, weights under model.language_model."""
+    """As the Qwen3.5 and 3.6 models are published: text_config inside, weights under model.language_model."""
     rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
     text = {**configuration("qwen3.5").to_dict(), "rope_parameters": rope}
     vision = {

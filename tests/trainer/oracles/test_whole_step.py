@@ -2,9 +2,9 @@
 token at a
 time.
 
-The slow side knows no packing, no mask and no batch. It takes a document, lets transformers' own model read it
-through its own cache token by token, and drafts each block from the states of exactly the tokens before its
-anchor. Loss and gradients follow from the definition of the objective.
+The slow side knows no packing, no mask and no batch. It takes a document, lets transformers' own model read
+it through its own cache token by token, and drafts each block from the states of exactly the tokens before
+its anchor. Loss and gradients follow from the definition of the objective.
 
 Run: python -m pytest tests/trainer/oracles/test_whole_step.py
 """
@@ -184,7 +184,7 @@ def test_the_decoders_cached_drafting(layers: str) -> None:
     taps = torch.stack([read.taps for read in reads]).float()
     cached = BatchDrafter(made, target)
     cached.read(taps[:, :5], torch.arange(5).expand(2, 5), torch.ones(2, 5, dtype=torch.bool))
-    # Row 0 accepts 4 of the next 4 tokens, row 1 only 2; what row 1 rejected is garbage that must not be seen.
+    # Row 0 accepts 4 of the next 4 tokens, row 1 only 2; what row 1 rejected is garbage, never to be seen.
     after = taps[:, 5:9].clone()
     after[1, 2:] = 100.0
     kept = torch.tensor([[True] * 4, [True, True, False, False]])
