@@ -32,6 +32,7 @@ class Figure:
     histogram: dict[int, int] = field(default_factory=dict)  # tokens emitted by a pass -> passes
     equal: int = 0  # prompts whose text is the target's own, token by token
     prompts: int = 0
+    tokens: int = 0  # of the texts that were compared
 
     @property
     def lossless(self) -> bool:
@@ -74,6 +75,7 @@ def figure(outputs: Sequence[Output], own: Sequence[Output], first_tokens: int) 
         dict(sorted(histogram.items())),
         equal,
         len(own),
+        sum(len(output.tokens) for output in outputs),
     )
 
 

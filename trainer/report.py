@@ -60,9 +60,11 @@ def make_report(
         if before
         else f"acceptance length {now}"
     )
+    texts = sum(one.greedy.prompts + one.sampled.prompts for one in measured)
+    tokens = sum(one.greedy.tokens + one.sampled.tokens for one in measured)
     histogram = ", ".join(f"{size}: {count}" for size, count in after.greedy.histogram.items())
     notes = [
-        f"lossless: {'yes' if lossless else 'NO'}",
+        f"lossless: {'yes' if lossless else 'NO'} ({texts} texts, {tokens:,} tokens compared)",
         f"tokens per greedy verification pass, and how many passes: {histogram}",
         f"{repetition:.0%} of the 8-grams in the target's greedy text are repeats: they flatter drafters",
         *_lookup_note(after, lookup),

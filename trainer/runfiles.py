@@ -27,7 +27,7 @@ PHASES = ("loading", "data", "compiling", "training", "evaluating", "saving", "d
 # How old a heartbeat may be in each phase before the run counts as stale. Loading and compiling are single
 # calls.
 DEADLINE_S = {
-    "loading": 300.0,
+    "loading": 900.0,
     "data": 120.0,
     "compiling": 900.0,
     "training": 60.0,

@@ -118,7 +118,7 @@ def _measure_before(
     before = evaluator.measure(parts.drafter, section.prompts_before, limit)
     say(
         f"before training: acceptance length {before.greedy.acceptance_length:.2f} greedy, "
-        f"{before.sampled.acceptance_length:.2f} at T={section.temperature:g}"
+        f"{before.sampled.acceptance_length:.2f} sampled"
     )
     return evaluator, before
 

@@ -100,7 +100,10 @@ def _continuations(
                 beat=beat,
             )
         )
-        longest = max(longest, time.monotonic() - before)
+        now = time.monotonic()
+        longest = max(longest, now - before)
+        done = start + len(batch)
+        say(f"data: {done:,} of {data.rows:,} rows, {done * data.row_tokens / (now - started):,.0f} tokens/s")
     tokens = torch.cat([part.tokens for part in parts])
     finals = [part.final for part in parts if part.final is not None]
     states = States(torch.cat([part.taps for part in parts]), torch.cat(finals) if finals else None)
