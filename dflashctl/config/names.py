@@ -40,9 +40,11 @@ def check_variable(text: str) -> str:
 
 
 def check_value(text: str) -> str:
-    """Raises ValueError for a NUL, which neither argv nor an environment can carry."""
+    """Raises ValueError for what neither argv nor an environment can carry: a NUL, or half a character."""
     if "\0" in text:
         raise ValueError("holds a NUL character, which no program argument or environment value can carry")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("holds a lone surrogate, which has no encoding in UTF-8")
     return text
 
 

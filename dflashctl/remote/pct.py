@@ -267,7 +267,14 @@ def lab_target(host: Host) -> Target:
 
 
 def with_environment(host: Host, argv: Sequence[str]) -> list[str]:
-    """argv under `env -i`: nothing of the host's or the ssh session's environment reaches the command."""
+    """argv under `env -i`: nothing of the host's or the ssh session's environment reaches the command.
+
+    Raises UsageError for a program whose name `env` would read as a variable, running the next word instead.
+    """
+    if "=" in argv[0]:
+        raise UsageError(
+            f"a program's name cannot hold '=': {argv[0]!r}", where=host.name, next="start it through a shell"
+        )
     return ["env", "-i", *(f"{name}={value}" for name, value in clean_environment(host).items()), *argv]
 
 
