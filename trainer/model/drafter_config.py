@@ -124,7 +124,7 @@ def from_json(data: Any, where: str = "config.json") -> DrafterConfig:
     """The shape that a drafter's config.json describes.
 
     Raises:
-        ConfigError: a key is missing or no number, two keys contradict each other, or a layer type is unknown.
+        ConfigError: a key is missing or no number, keys contradict each other, or a layer type is unknown.
     """
     if not isinstance(data, Mapping):
         raise ConfigError("not the configuration of a drafter: keys and values are expected", where=where)

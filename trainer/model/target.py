@@ -22,6 +22,14 @@ from trainer.errors import ConfigError
 from trainer.model.taps import check_taps
 
 PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+# Keys by which some decoders scale or bend what embedding or head give, and the value that does nothing.
+BENT = {
+    "embedding_multiplier": 1,
+    "final_logit_softcapping": None,
+    "lm_head_multiplier": 1,
+    "logit_scale": 1,
+    "logits_scaling": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,12 @@ class Target:
         # tap.
         self.layer_count = int(self.config.num_hidden_layers)
         self.taps = check_taps(taps, self.layer_count)
+        for key, plain in BENT.items():
+            if getattr(self.config, key, None) not in (None, plain):
+                raise ConfigError(
+                    f"{key} is {getattr(self.config, key)}: drafters use embedding and head as they are",
+                    where="the target's config.json",
+                )
         self.embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
         head: Any = model.get_output_embeddings()  # type: ignore[operator]
         if getattr(head, "bias", None) is not None:

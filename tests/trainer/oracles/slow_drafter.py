@@ -1,7 +1,7 @@
 """The drafter as arithmetic on single tokens and heads, for one block of one document.
 
-Takes the published weights by name, works in the precision that it is given (the tests use float64), and is plain
-enough for autograd to go through it.
+Takes the published weights by name, works in the precision that it is given (the tests use float64), and is
+plain enough for autograd to go through it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Pairs, recipes and folders that cannot work: one ConfigError each, with place and numbers, before any weight
-is read.
+"""Pairs, recipes and folders that cannot work: one ConfigError each, with place and numbers, before weights
+are read.
 
 Run: python -m pytest tests/trainer/oracles/test_refusals.py
 """
@@ -15,13 +15,14 @@ import pytest
 import torch
 from tiny_cases import DIMENSIONS
 from tokenizers import Tokenizer, models
-from transformers import Qwen3Config
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig, Qwen3Config
 
 from trainer import config as configs
 from trainer.config import Evaluate
 from trainer.errors import ConfigError
 from trainer.evaluate_checkpoint import evaluate_checkpoint
 from trainer.model.drafter_config import DrafterConfig
+from trainer.model.target import Target
 from trainer.setup import assemble
 
 
@@ -118,6 +119,23 @@ def test_a_configuration_that_is_none(folder: Path, content: str) -> None:
 def test_an_unknown_architecture(folder: Path) -> None:
     change(folder, model_type="never_heard_of", architectures=["NeverForCausalLM"])
     assert "cannot load the target" in refusal(lambda: start(folder))
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (CohereConfig(**DIMENSIONS), "logit_scale"),
+        (Gemma2Config(**DIMENSIONS, head_dim=8), "final_logit_softcapping"),
+        (GraniteConfig(**DIMENSIONS, logits_scaling=8.0), "logits_scaling"),
+        (GraniteConfig(**DIMENSIONS, embedding_multiplier=3.0), "embedding_multiplier"),
+    ],
+)
+def test_a_target_that_bends_its_embedding_or_logits(config: Any, key: str) -> None:
+    """Its taps would be right, but the drafter would be taught through another embedding or head."""
+    model = AutoModelForCausalLM.from_config(config)
+    assert key in refusal(lambda: Target(model, (0, 2)))
+    plain = AutoModelForCausalLM.from_config(GraniteConfig(**DIMENSIONS))
+    assert Target(plain, (0, 2)).layer_count == 4
 
 
 def test_a_drafter_of_another_target_is_refused_before_weights_are_read(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Taps on targets as they lie on disk: every architecture that the trainer names, wrapped, tied, with experts,
+"""Taps on targets as they lie on disk: every architecture that the trainer names, wrapped, tied, of experts,
 with prediction layers.
 
 The reference is transformers' own model, loaded by itself from the same folder: `hidden_states[i + 1]`.
@@ -99,7 +99,7 @@ def save(kind: str, folder: Path) -> Path:
     model = AutoModelForCausalLM.from_config(configuration(kind))
     model.save_pretrained(folder)
     if kind == "glm4 with a prediction layer":
-        # Such checkpoints hold the prediction layer as layer L of layers 0 to L-1; transformers leaves it out.
+        # Such checkpoints hold the prediction layer as one layer more, which transformers leaves out.
         path = folder / "model.safetensors"
         weights = load_file(path)
         extra = {
