@@ -7,7 +7,7 @@ PY := $(BIN)/python
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quality format unit lab-tests bed-tests conformance soak schema clean
+.PHONY: help venv demo test quality format unit lab-tests bed-tests conformance soak bench-cli schema clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ bed-tests: venv  ## tests on real LXC containers and a real sshd (root)
 
 conformance: venv  ## the table of what the real pct was seen to do, against the stand-in (and a real node)
 	$(PY) -m tests.conformance
+
+bench-cli: venv  ## how long the commands take beside a bare `ssh host pct exec` (root)
+	$(PY) bench/cli.py
 
 soak: venv  ## the long campaigns
 	$(PY) -m pytest -n $(WORKERS) -m soak tests
