@@ -7,7 +7,7 @@ PY := $(BIN)/python
 WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quality format unit lab-tests bed-tests conformance soak bench-cli schema clean
+.PHONY: help venv demo test quality format unit lab-tests bed-tests conformance bench-deploy soak bench-cli schema clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ bench-cli: venv  ## how long the commands take beside a bare `ssh host pct exec`
 
 soak: venv  ## the long campaigns
 	$(PY) -m pytest -n $(WORKERS) -m soak tests
+
+bench-deploy: venv  ## deploys beside scp + pct push + pct exec, Ansible and sftp (root; about 12 minutes)
+	$(PY) bench/deploy.py
 
 clean:  ## remove what make made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
