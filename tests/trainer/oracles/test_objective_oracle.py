@@ -6,12 +6,8 @@ Run: python -m pytest tests/trainer/oracles/test_objective_oracle.py
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -163,21 +159,16 @@ def test_draws_of_batches_and_replays_are_not_related() -> None:
     assert not torch.equal(draw((1, 9), 1, 11, 0), draw((1, 9), 11, 1, 0))
 
 
-def test_a_draw_is_the_same_in_another_process_and_leaves_other_random_numbers_alone() -> None:
+def test_a_draw_is_always_the_same_and_leaves_other_random_numbers_alone() -> None:
+    """Numbers written down once: a run resumed by another process, machine or version goes on the same."""
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
-    here = draw((2, 5), 42, 17, 3)
+    drawn = draw((2, 3), 42, 17, 3)
     assert torch.equal(before, torch.random.get_rng_state())
-    code = "from trainer.objective import draw; print(draw((2, 5), 42, 17, 3).tolist())"
-    there = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert json.loads(there.stdout) == here.tolist()
+    assert drawn.tolist() == [
+        [0.7781650105119899, 0.6412556860278039, 0.7884991114971586],
+        [0.3206591552147319, 0.09409240190072765, 0.9984061631761227],
+    ]
 
 
 def test_anchors_do_not_depend_on_how_a_batch_is_cut() -> None:
