@@ -29,8 +29,8 @@ from trainer.setup import Assembled, Say, assemble
 from trainer.step import DrafterStep
 
 SAVE_RESERVE_S = 3.0
-BEFORE_SHARE = 0.08  # of the whole run's time: the most that measuring the untrained drafter may take
-AFTER_SHARE = 0.15  # and the trained one; the last measurement stops there, wherever its texts are
+BEFORE_SHARE = 0.05  # of the whole run's time: the most that measuring the untrained drafter may take
+AFTER_SHARE = 0.10  # and the trained one; the last measurement stops there, wherever its texts are
 QUICK_TOKENS = 48  # of a measurement during training
 
 

@@ -79,11 +79,11 @@ def _continuations(
     drawn = texts.draw_prompts(tokenizer, data.rows, data.prompt_tokens, False, config.seed)
     generator = torch.Generator().manual_seed(config.seed)
     parts: list[Written] = []
-    started, longest = time.monotonic(), 0.0
+    started, latest = time.monotonic(), 0.0  # when we began; what the latest batch took
     for start in range(0, data.rows, data.batch):
         before = time.monotonic()
         # A batch cannot end early, so the next is begun only if it should fit the time.
-        if parts and data.budget_s is not None and before - started + longest > data.budget_s:
+        if parts and data.budget_s is not None and before - started + latest > data.budget_s:
             say(f"data: {start:,} of {data.rows:,} rows in the {data.budget_s:.0f} s allowed")
             break
         batch = drawn[start : start + data.batch].to(target.device)
@@ -101,7 +101,7 @@ def _continuations(
             )
         )
         now = time.monotonic()
-        longest = max(longest, now - before)
+        latest = now - before
         done = start + len(batch)
         say(f"data: {done:,} of {data.rows:,} rows, {done * data.row_tokens / (now - started):,.0f} tokens/s")
     tokens = torch.cat([part.tokens for part in parts])
