@@ -200,6 +200,9 @@ def _last_word(attempt: Stop, record: Dict[str, Any], request: Dict[str, Any]) -
             return
         time.sleep(POLL_S / 2)
     if run.has("exit.json"):
+        # It goes a moment after its last word; until then its GPUs count as taken.
+        while run.live() and time.monotonic() < until:
+            time.sleep(POLL_S / 10)
         return
     cgroup.remove(run.group())
     started = run.supervisor().value or {}

@@ -23,6 +23,9 @@ SIGN_OF_LIFE_S = 15.0
 CLOSE_S = 3.0
 """After the last order the operation ends by itself; waiting longer would help nobody."""
 
+GIVE_UP_S = 0.5
+"""The same after an error or Ctrl-C, with somebody waiting: long enough for the last order to leave."""
+
 
 class Conversation:
     """Context manager; leaving it ends stdin, and so the operation."""
@@ -58,7 +61,7 @@ class Conversation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._orders.put(None)
-        self._thread.join(CLOSE_S)
+        self._thread.join(CLOSE_S if kind is None else GIVE_UP_S)
 
     def event(self, key: str, timeout_s: float) -> Any:
         """The value of the next event with this key. Raises what ended the operation before."""

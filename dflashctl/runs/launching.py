@@ -73,7 +73,7 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._stack.__exit__(kind, error, trace)
 
     def facts(self) -> Facts:
         """Both sides. A host that cannot say who holds its GPUs leaves a Box whose `problem` says so."""
