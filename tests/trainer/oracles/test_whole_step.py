@@ -202,8 +202,11 @@ def test_the_decoders_cached_drafting(layers: str) -> None:
     after[1, 2:] = 100.0
     kept = torch.tensor([[True] * 4, [True, True, False, False]])
     cached.read(after, torch.arange(5, 9).expand(2, 4), kept)
-    starts = torch.tensor([9, 7])
-    anchors = torch.tensor([texts[0].tokens[9], texts[1].tokens[7]])
+    # The next pass brings row 1 the true tokens 7 and 8; the garbage beside them has the same positions.
+    true = torch.stack((taps[0, 9:11], taps[1, 7:9]))
+    cached.read(true, torch.tensor([[9, 10], [7, 8]]), torch.ones(2, 2, dtype=torch.bool))
+    starts = torch.tensor([11, 9])
+    anchors = torch.tensor([texts[0].tokens[11], texts[1].tokens[9]])
     logits = cached.logits(anchors, starts)
     for row, start in enumerate(starts.tolist()):
         out = draft(w, shape, reads[row].taps[:start], embedding[block_tokens(texts[row], start)])
