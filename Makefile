@@ -27,8 +27,8 @@ demo: venv  ## deploy, launch, watch and judge a real training run on the embedd
 	@PATH="$(abspath $(BIN)):$$PATH" sh recipes/demo/demo.sh
 
 test: quality  ## the whole suite: unit, lab and bed tests, every command in the docs, then the demo
-	$(PY) -m pytest -n $(WORKERS) -m "not soak and not demo" tests
-	$(PY) -m pytest -m demo tests/docs  # alone: it trains by the clock, on all cores
+	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" tests
+	$(PY) -m pytest -m "alone and not soak" tests
 
 quality: venv  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

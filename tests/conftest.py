@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
+
+# xdist tells its workers the terminal's width; output that programs read must not be folded to it.
+os.environ.pop("COLUMNS", None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 240  # what the README promises on two cores
 
 
-@pytest.mark.demo
+@pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_the_demo_trains_a_drafter_that_is_accepted_more(tmp_path: Path) -> None:
     venv = Path(sys.prefix)

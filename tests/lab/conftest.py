@@ -53,11 +53,8 @@ def lab_paths(lab: Record) -> LabPaths:
 
 
 @pytest.fixture
-def project(
-    lab: Record, lab_paths: LabPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Project]:
+def project(lab: Record, lab_paths: LabPaths, tmp_path: Path) -> Iterator[Project]:
     """Recipes and a CLI that talk to the `lab` fixture's lab; runs and faults are undone afterwards."""
-    monkeypatch.delenv("COLUMNS", raising=False)  # xdist sets it for its workers: tables would be folded
     made = Project(tmp_path, lab, lab_paths)
     healthy = gpu_state.load(lab_paths.gpu)
     made.clean()

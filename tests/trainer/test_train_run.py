@@ -281,6 +281,7 @@ def test_a_target_of_nan_ends_the_run(tmp_path: Path, saved_target: Path, states
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.alone
 def test_time_budgets_hold(tmp_path: Path, saved_target: Path) -> None:
     content = recipe(saved_target, budget={"train_s": 1.5}, evaluate__prompts=0)
     started = time.monotonic()

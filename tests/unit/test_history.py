@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -123,12 +124,12 @@ def test_a_damaged_file_is_named_and_the_others_are_listed(
     assert problem in told.damaged[0][1]
 
 
+@pytest.mark.alone
 def test_a_thousand_runs_are_listed_within_a_second(engine: LocalEngine) -> None:
     for number in range(1000):
         made(engine, number, f"t{number % 7}", files={"summary.json": SUMMARY})
     request = {"state_dir": engine.host.state_dir, "limit": 1000}
-    best = min(_timed(request) for _ in range(3))
-    assert best < 1.0
+    assert statistics.median(_timed(request) for _ in range(3)) < 1.0
     assert len(list_runs(engine, limit=1000).entries) == 1000
 
 
