@@ -115,7 +115,9 @@ def attention_by_loops(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("window", [None, 6])
-def test_dense_and_flex_attention_under_the_mask(window: int | None, groups: int) -> None:
+def test_dense_and_flex_attention_under_the_mask(
+    window: int | None, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = layout([11, 7, 14], 5, 8)
     assert not all(row.keep)
     rule = rule_of([row], 4, window)
@@ -125,8 +127,12 @@ def test_dense_and_flex_attention_under_the_mask(window: int | None, groups: int
         for heads, n in ((4, 20), (groups, 52), (groups, 52))
     )
     wanted = attention_by_loops(q[0].double(), k[0].double(), v[0].double(), mask(row, 4, window))
-    for kind in (dense_mask(rule), flex_mask(rule)):
+    for kind, held in ((dense_mask(rule), 1 << 26), (dense_mask(rule), 0), (flex_mask(rule), 0)):
+        # Above this many scores the dense mask goes to torch's fused attention.
+        monkeypatch.setattr("trainer.model.drafter.MOST_SCORES", held, raising=False)
         got = attend(q, k, v, kind, 16**-0.5)[0].double()
-        assert torch.allclose(got, wanted, atol=1e-5)
-    dead = [query for query in range(20) if not row.keep[query // 4]]
-    assert bool((wanted[:, dead] == 0).all())
+        alive = [query for query in range(20) if row.keep[query // 4]]
+        assert torch.allclose(got[:, alive], wanted[:, alive], atol=1e-5)
+        assert bool(
+            got.isfinite().all()
+        )  # what dead queries get has no weight in the loss, but must not be NaN
