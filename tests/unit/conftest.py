@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for gpu_kit
 
-from dflashctl.agent import launch, proc, runfolder, stop, waiting
+from dflashctl.agent import cgroup, launch, proc, runfolder, stop, waiting
 from dflashctl.agent.signals import send_signal
 
 
@@ -93,6 +93,7 @@ class RunBox:
                 for identity in left:
                     send_signal(identity, signal.SIGKILL)
                 time.sleep(0.02)
+            cgroup.remove(run.group())  # its supervisor would have
 
 
 @pytest.fixture
