@@ -162,9 +162,9 @@ def test_broken_rows_are_counted_named_and_bounded() -> None:
     rows = from_tokens(torch.randint(2, 90, (6, 8)), supervised_from=2)
     taps = torch.randn(6, 8, 4)
     taps[1, 3, 2], taps[4, 7, 0] = float("nan"), float("inf")
-    kept, states, bad = drop_bad_rows(rows, States(taps), allowed=2)
+    with pytest.raises(DataError, match=r"2 of 6 rows have non-finite hidden states \(rows 1, 4\)"):
+        drop_bad_rows(rows, States(taps), allowed=1)
+    kept, states, bad = drop_bad_rows(rows, States(taps.clone()), allowed=2)
     assert bad == [1, 4]
     assert kept.supervised.any(1).tolist() == [True, False, True, True, False, True]
     assert bool(states.taps.isfinite().all()) and torch.equal(states.taps[0], taps[0])
-    with pytest.raises(DataError, match=r"2 of 6 rows have non-finite hidden states \(rows 1, 4\)"):
-        drop_bad_rows(rows, States(taps), allowed=1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainer.config import TrainConfig
 from trainer.data import prompts as texts
-from trainer.data.continuations import Written, write
+from trainer.data.continuations import write
 from trainer.data.packing import Rows, from_tokens
 from trainer.errors import DataError
 from trainer.model.target import States, Target
@@ -67,79 +67,96 @@ def build(config: TrainConfig, target: Target, tokenizer: Any, say: Say, beat: B
     return Dataset(rows, states, identity, time.monotonic() - started, bad, full)
 
 
-def _state_dtype(target: Target) -> torch.dtype:
-    # Half the memory; the drafter's products round to bfloat16 anyway wherever autocast is on.
-    return torch.bfloat16 if target.dtype == torch.float32 else target.dtype
-
-
 def _continuations(
     config: TrainConfig, target: Target, tokenizer: Any, say: Say, beat: Beat
 ) -> tuple[Rows, States]:
     data = config.data
     drawn = texts.draw_prompts(tokenizer, data.rows, data.prompt_tokens, False, config.seed)
     generator = torch.Generator().manual_seed(config.seed)
-    parts: list[Written] = []
-    started, latest = time.monotonic(), 0.0  # when we began; what the latest batch took
-    for start in range(0, data.rows, data.batch):
+    store = _Store(target, data.rows, data.row_tokens, final=config.objective.labels != "data")
+    tokens: list[Tensor] = []
+    done, started, latest = 0, time.monotonic(), 0.0  # rows; when we began; what the latest batch took
+    while done < data.rows:
         before = time.monotonic()
         # A batch cannot end early, so the next is begun only if it should fit the time.
-        if parts and data.budget_s is not None and before - started + latest > data.budget_s:
-            say(f"data: {start:,} of {data.rows:,} rows in the {data.budget_s:.0f} s allowed")
+        if done and data.budget_s is not None and before - started + latest > data.budget_s:
+            say(f"data: {done:,} of {data.rows:,} rows in the {data.budget_s:.0f} s allowed")
             break
-        batch = drawn[start : start + data.batch].to(target.device)
-        parts.append(
-            write(
-                target,
-                batch,
-                data.row_tokens,
-                greedy_rows=round(len(batch) * data.greedy_share),
-                temperature=data.temperature,
-                generator=generator,
-                keep_final=config.objective.labels != "data",
-                dtype=_state_dtype(target),
-                beat=beat,
-            )
+        batch = drawn[done : done + data.batch].to(target.device)
+        written = write(
+            target,
+            batch,
+            data.row_tokens,
+            greedy_rows=round(len(batch) * data.greedy_share),
+            temperature=data.temperature,
+            generator=generator,
+            keep_final=store.final is not None,
+            dtype=store.taps.dtype,
+            beat=beat,
         )
+        tokens.append(written.tokens)
+        store.put(done, States(written.taps, written.final))
+        done += len(batch)
         now = time.monotonic()
         latest = now - before
-        done = start + len(batch)
         say(f"data: {done:,} of {data.rows:,} rows, {done * data.row_tokens / (now - started):,.0f} tokens/s")
-    tokens = torch.cat([part.tokens for part in parts])
-    finals = [part.final for part in parts if part.final is not None]
-    states = States(torch.cat([part.taps for part in parts]), torch.cat(finals) if finals else None)
-    return from_tokens(tokens, supervised_from=data.prompt_tokens), states
+    return from_tokens(torch.cat(tokens), supervised_from=data.prompt_tokens), store.states(done)
 
 
 @torch.no_grad()
 def _read_once(config: TrainConfig, target: Target, rows: Rows, beat: Beat) -> States:
-    full = config.objective.labels != "data"
-    taps, finals = [], []
+    store = _Store(target, len(rows), config.data.row_tokens, final=config.objective.labels != "data")
     for start in range(0, len(rows), config.batch_rows):
         part = rows[slice(start, start + config.batch_rows)].to(target.device)
-        states = target.states(part.tokens, part.positions, part.documents, full=full)
-        taps.append(states.taps.to("cpu", _state_dtype(target)))
-        if states.final is not None:
-            finals.append(states.final.to("cpu", _state_dtype(target)))
+        store.put(
+            start, target.states(part.tokens, part.positions, part.documents, full=store.final is not None)
+        )
         beat()
-    return States(torch.cat(taps), torch.cat(finals) if finals else None)
+    return store.states(len(rows))
+
+
+class _Store:
+    """States of rows in host memory, written in place: they are the largest thing of a small run."""
+
+    def __init__(self, target: Target, rows: int, row_tokens: int, final: bool) -> None:
+        # Half of float32's memory; the drafter's products round to bfloat16 anyway wherever they may.
+        dtype = torch.bfloat16 if target.dtype == torch.float32 else target.dtype
+        hidden = target.hidden_size
+        self.taps = torch.empty(rows, row_tokens, len(target.taps) * hidden, dtype=dtype)
+        self.final = torch.empty(rows, row_tokens, hidden, dtype=dtype) if final else None
+
+    def put(self, start: int, states: States) -> None:
+        part = slice(start, start + len(states.taps))
+        self.taps[part] = states.taps
+        if self.final is not None and states.final is not None:
+            self.final[part] = states.final
+
+    def states(self, rows: int) -> States:
+        return States(self.taps[:rows], None if self.final is None else self.final[:rows])
 
 
 def drop_bad_rows(rows: Rows, states: States, allowed: int) -> tuple[Rows, States, list[int]]:
-    """Take rows with non-finite states out of training: unsupervised, their states zero, all shapes as
-    before.
+    """Take rows with non-finite states out of training: unsupervised, their states set to zero in place.
 
     Raises:
         DataError: more than `allowed`.
     """
-    batch, flags = without_bad_rows(rows, states)
-    bad = flags.nonzero()[:, 0].tolist()
+    finite = torch.ones(len(rows), dtype=torch.bool)
+    for part in (states.taps, states.final):
+        if part is not None:  # a few rows at a time: the check should not cost a copy of everything
+            finite &= torch.cat([few.isfinite().flatten(1).all(1) for few in part.split(64)])
+    bad = (~finite).nonzero()[:, 0].tolist()
     if len(bad) > allowed:
         raise DataError(
             f"{len(bad)} of {len(rows)} rows have non-finite hidden states (rows {_some(bad)})",
             where="train.data.max_bad_rows",
             next="check the target's weights and dtype; the limit is for accidents, not for a broken target",
         )
-    return batch.rows, batch.states, bad
+    for part in (states.taps, states.final):
+        if part is not None and bad:
+            part[bad] = 0
+    supervised = rows.supervised & finite[:, None]
+    return Rows(rows.tokens, rows.documents, rows.positions, supervised), states, bad
 
 
 def _some(numbers: list[int]) -> str:
