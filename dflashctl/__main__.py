@@ -1,6 +1,6 @@
 """`python -m dflashctl` is `dflashctl`."""
 
-from dflashctl.cli.main import main
+from dflashctl.start import main
 
 if __name__ == "__main__":
     main()

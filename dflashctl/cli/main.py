@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from dflashctl import __version__
 from dflashctl.errors import DflashError, ExitCode
 from dflashctl.render.secrets import begin
+from dflashctl.start import interrupted
 
 VERBS: dict[str, str] = {
     "deploy": "Ship the recipe's code and prove inside that it arrived",
@@ -126,13 +127,16 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code and lets no exception out but SystemExit."""
     words = list(argv)
     begin()
+    if "--json" in words:
+        from dflashctl.render import json
+
+        json.begin()
     try:
         code = _invoke(words)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        _say("interrupted")
-        return ExitCode.INTERRUPTED
+        return _interrupted(words)
     except BrokenPipeError:
         # The reader of our output (`| head`) has seen enough. Python would complain again at exit.
         _quiet(sys.stdout)
@@ -140,12 +144,38 @@ def run(argv: Sequence[str]) -> int:
     except DflashError as error:
         _log(error, words)
         _say(f"error: {error}")
+        _document(words, error.exit_code, error.what, error.where, error.next)
         return int(error.exit_code)
     except Exception as error:
+        if interrupted(error):
+            return _interrupted(words)
         where = _log(error, words)
         first_line = (str(error).splitlines() or [""])[0]
-        _say(f"a bug in dflashctl: {type(error).__name__}: {first_line} ({where})")
+        what = f"a bug in dflashctl: {type(error).__name__}: {first_line}"
+        _say(f"{what} ({where})")
+        _document(words, ExitCode.BUG, what, where)
         return ExitCode.BUG
+
+
+def _interrupted(words: list[str]) -> int:
+    _say("interrupted")
+    _document(words, ExitCode.INTERRUPTED, "interrupted")
+    return ExitCode.INTERRUPTED
+
+
+def _document(words: list[str], code: ExitCode, what: str, where: str = "", next: str = "") -> None:
+    """With --json an error is a document, too, unless the command printed one before it ended badly."""
+    if "--json" not in words:
+        return
+    from dflashctl.render import json
+
+    try:
+        if not json.begun():
+            json.emit(
+                "dflashctl.error/1", {"error": what, "where": where, "next": next, "exit_code": int(code)}
+            )
+    except (OSError, ValueError):
+        _quiet(sys.stdout)
 
 
 def _invoke(words: list[str]) -> int:
@@ -162,6 +192,7 @@ def _invoke(words: list[str]) -> int:
         raise KeyboardInterrupt from error
     except _click_exception() as error:
         error.show()
+        _document(words, ExitCode.USAGE, error.format_message())
         return ExitCode.USAGE
 
 

@@ -10,6 +10,19 @@ from typing import Any, TextIO
 
 from dflashctl.render.secrets import masked
 
+_documents = 0
+
+
+def begin() -> None:
+    """A new command, which has printed nothing yet."""
+    global _documents
+    _documents = 0
+
+
+def begun() -> bool:
+    """Whether the command has made a document: then its end, good or bad, adds no other."""
+    return _documents > 0
+
 
 def finite(value: Any) -> Any:
     """NaN and the infinities (a loss may be one) become null: JSON has no word for them. Masks secrets."""
@@ -31,6 +44,8 @@ def document(schema: str, payload: Mapping[str, Any]) -> str:
         raise ValueError(f"not a schema name with a version: {schema!r}")
     if "schema" in payload:
         raise ValueError("the payload has a key named schema")
+    global _documents
+    _documents += 1
     # ASCII escapes: no control or direction character of a log line acts on the terminal that shows this.
     return json.dumps({"schema": schema, **finite(payload)}, indent=2, ensure_ascii=True, allow_nan=False)
 

@@ -5,6 +5,7 @@ Run: python -m pytest tests/unit/test_cli_frame.py
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ from dflashctl import __version__, errors
 from dflashctl.cli import errorlog
 from dflashctl.cli import main as frame
 from dflashctl.errors import DflashError, ExitCode
+from dflashctl.render.json import emit
 
 ROOT = Path(__file__).parents[2]
 
@@ -269,6 +271,84 @@ def test_ctrl_c_in_the_real_program(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
         assert process.stderr.read() == "interrupted\n"
+
+
+def test_ctrl_c_while_the_program_is_still_being_imported(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    done = command("status", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_that_python_wrapped_into_another_error(
+    verb: Any, capsys: pytest.CaptureFixture[str], log: Path
+) -> None:
+    def build_a_class() -> None:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    verb(build_a_class)
+    assert frame.run(["status"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert not log.exists()
+
+
+def test_ctrl_c_in_a_callback_is_not_lost() -> None:
+    script = (
+        "import sys, time, types, typer, weakref\n"
+        "module = types.ModuleType('dflashctl.cli.status')\n"
+        "module.app = typer.Typer()\n"
+        "class Thing: ...\n"
+        "def interrupt(_):\n"
+        "    raise KeyboardInterrupt\n"
+        "@module.app.command()\n"
+        "def wait():\n"
+        "    thing = Thing()\n"
+        "    reference = weakref.ref(thing, interrupt)\n"
+        "    del thing\n"
+        "    for _ in range(1000): time.sleep(0.01)\n"
+        "sys.modules['dflashctl.cli.status'] = module\n"
+        "from dflashctl.start import main\n"
+        "sys.argv[1:] = ['status']\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "what"),
+    [
+        (errors.NotFound("no run x", where="runs", next="dflashctl runs"), 6, "no run x"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (ZeroDivisionError("1/0"), 1, "a bug in dflashctl: ZeroDivisionError: 1/0"),
+        (typer.BadParameter("too many"), 2, "Invalid value: too many"),
+    ],
+)
+def test_an_error_is_a_document_with_json(
+    raised: BaseException, code: int, what: str, verb: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(json: bool = False) -> None:
+        raise raised
+
+    verb(fail)
+    assert frame.run(["status", "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["exit_code"], found["error"]) == ("dflashctl.error/1", code, what)
+    assert set(found) == {"schema", "error", "where", "next", "exit_code"}
+    assert frame.run(["status"]) == code
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_after_the_document_adds_no_other(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail_late(json: bool = False) -> None:
+        emit("dflashctl.status/1", {"runs": []})
+        raise errors.RunBad("demo failed")
+
+    verb(fail_late)
+    for _ in range(2):
+        assert frame.run(["status", "--json"]) == 7
+        assert json.loads(capsys.readouterr().out) == {"schema": "dflashctl.status/1", "runs": []}
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

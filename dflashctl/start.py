@@ -1,0 +1,51 @@
+"""Where the program begins: from its first line on Ctrl-C is answered with a word and exit code 130.
+
+Importing the command line takes a tenth of a second or more; that is long enough for a person to press
+Ctrl-C. So nothing but modules built into Python is imported at the top of this file.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import time
+
+INTERRUPTED = 130
+AGAIN_S = 0.05
+
+
+def main() -> None:
+    """Entry point of the console script and of `python -m dflashctl`."""
+    try:
+        sys.unraisablehook = _not_raised
+        from dflashctl.cli.main import main as command_line
+
+        command_line()
+    except BaseException as error:
+        if not interrupted(error):
+            raise
+        os.write(2, b"interrupted\n")
+        os._exit(INTERRUPTED)
+
+
+def interrupted(error: BaseException | None) -> bool:
+    """Whether it is Ctrl-C, also when something wrapped it: Python itself makes a RuntimeError of what comes
+    while a class is being built (`__set_name__`)."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
+
+
+def _not_raised(what: sys.UnraisableHookArgs) -> None:
+    """A Ctrl-C that came in a destructor or a weak reference's callback would be reported and forgotten:
+    it is sent again, from a thread, so that it does not end in here."""
+    if isinstance(what.exc_value, KeyboardInterrupt):
+        _thread.start_new_thread(_again, ())
+    else:
+        sys.__unraisablehook__(what)
+
+
+def _again() -> None:
+    time.sleep(AGAIN_S)
+    _thread.interrupt_main()
