@@ -125,6 +125,19 @@ def test_blocks_do_not_see_each_other_dead_ones_change_nothing(
     assert torch.allclose(before[0], alone[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 6])
+def test_the_decoders_mask_is_trainings_mask_when_the_cache_holds_more(window: int | None) -> None:
+    """Even with states at and after the anchor in its cache, a block sees only those before it."""
+    context = DraftContext(1)
+    positions = torch.arange(20)[None]
+    keys = torch.zeros(1, 1, 20, 2)
+    context.append([(keys, keys)], positions, torch.ones_like(positions, dtype=torch.bool))
+    for start in (1, 4, 12, 19):
+        anchors, keep = torch.tensor([[start]]), torch.tensor([[True]])
+        wanted = dense_mask(bounds(anchors, keep, torch.zeros_like(positions), BLOCK, window))
+        assert torch.equal(context.mask(torch.tensor([start]), BLOCK, window), wanted)
+
+
 def test_dead_blocks_leave_finite_gradients(make_drafter: Callable[..., Drafter]) -> None:
     drafter, rows = make_drafter(LAYERS["mixed"]), three_documents()
     x = torch.randn(2, BLOCK, 32, requires_grad=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainer import config as configs
 from trainer.data.packing import Document, Rows, pack
-from trainer.loss import Sums
+from trainer.loss import Kind, Sums, head_loss
 from trainer.model.drafter import Drafter
 from trainer.model.target import States, Target
 from trainer.objective import draw, needed_width
@@ -142,18 +142,33 @@ def test_a_row_of_nan_states_is_taken_out_and_changes_nothing_else(
 def test_labels_of_the_target_come_from_the_state_one_token_earlier(
     make_drafter: Callable[..., Drafter], make_target: Callable[..., Target]
 ) -> None:
-    """On text that the target wrote greedily itself, its labels are the data's own tokens."""
-    drafter, target = make_drafter(), make_target()
-    tokens = [5, 9, 30]
-    for _ in range(20):
-        size = len(tokens)
-        final = target.run(torch.tensor([tokens]), torch.arange(size)[None], full=True).final
-        assert final is not None
-        tokens.append(int(target.logits(final[0, -1]).argmax()))
-    rows = pack([Document(tokens, [place >= 2 for place in range(len(tokens))])], 23)
-    data = sums_and_gradients(drafter, target, settings(labels="data"), rows, [slice(None)])
-    own = sums_and_gradients(drafter, target, settings(labels="target"), rows, [slice(None)])
-    assert_same(data, own)
+    drafter, target, config = make_drafter(), make_target("llama"), settings(labels="target")
+    rows = pack(documents(), 25)
+    states = states_of(target, rows)
+    assert states.final is not None
+    said = target.logits(states.final).argmax(-1)  # [R, S] what the target says comes after each token
+    assert len(set(said.flatten().tolist())) > 5
+    batch, uniform = Batch(rows, states), draw((len(rows), 25), 0, 0, 0)
+    step = DrafterStep(drafter, target, config, needed_width(rows, PER_DOCUMENT))
+    blocks = step.blocks(rows, uniform)
+    labels = torch.zeros_like(blocks.labels)
+    for row, block, slot in blocks.supervised.nonzero().tolist():
+        anchor = int(blocks.anchors[row, block])
+        labels[row, block, slot] = said[
+            row, anchor + slot
+        ]  # slot holds slot 1 at 0: after anchor + slot + 1 - 1
+    wanted = head_loss(
+        step.hidden(batch, blocks),
+        target.head_weight,
+        labels.flatten(0, 1),
+        blocks.weights.flatten(0, 1),
+        blocks.supervised.flatten(0, 1),
+        Kind(),
+    )
+    got = step.sums(batch, uniform)
+    assert torch.allclose(got.loss, wanted.loss, rtol=1e-5) and torch.equal(got.correct, wanted.correct)
+    data = DrafterStep(drafter, target, settings(labels="data"), step.width).sums(batch, uniform)
+    assert not torch.allclose(got.loss, data.loss, rtol=1e-2)
 
 
 def test_input_noise_is_bounded_and_only_for_training(
