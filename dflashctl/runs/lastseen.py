@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflashctl.config.hosts import Host
 from dflashctl.runs.facts import listed, mapping, number, text, whole
 
 
@@ -30,13 +32,22 @@ class Seen:
         return self.state if self.step is None else f"{self.state} at step {self.step:,}"
 
 
-def cache_file(host: str) -> Path:
+def cache_file(host: Host) -> Path:
+    """By the name and by where that is: another project's hosts.yaml may call another machine the same."""
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("dflashctl")) / "seen" / f"{host}.json"
+    place: list[object] = [host.engine, host.container, host.state_dir]
+    if host.engine == "lab":
+        from dflashctl.lab.state import lab_dir
+
+        place = ["lab", str(lab_dir())]
+    elif host.ssh is not None:
+        place += [host.ssh.host, host.ssh.user, host.ssh.port]
+    mark = zlib.crc32(json.dumps(place).encode())
+    return Path(platformdirs.user_cache_dir("dflashctl")) / "seen" / f"{host.name}-{mark:08x}.json"
 
 
-def load(host: str, path: Path | None = None) -> list[Seen]:
+def load(host: Host, path: Path | None = None) -> list[Seen]:
     """The runs that were live at the last contact; [] when nothing is known."""
     try:
         document = mapping(json.loads((path or cache_file(host)).read_text(encoding="utf-8")))
@@ -62,10 +73,10 @@ def load(host: str, path: Path | None = None) -> list[Seen]:
     return seen
 
 
-def store(host: str, seen: list[Seen], path: Path | None = None) -> None:
+def store(host: Host, seen: list[Seen], path: Path | None = None) -> None:
     """Replace the cache of a host, atomically: two commands at once leave one of the two, whole."""
     target = path or cache_file(host)
-    body = {"version": 1, "host": host, "written_at": time.time(), "runs": [vars(each) for each in seen]}
+    body = {"version": 1, "host": host.name, "written_at": time.time(), "runs": [vars(each) for each in seen]}
     aside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -138,7 +138,7 @@ def look(
         raise bugs[0]
     gpus = smi.read(answers[0]) if answers else smi.SmiReading(problem="nvidia-smi does not answer in time")
     seen = judged(engine.host, answer, gpus, memory)
-    remember(seen, tag is None and run_id is None)
+    remember(engine.host, seen, tag is None and run_id is None)
     return seen
 
 
@@ -164,7 +164,7 @@ def with_gpus(facts: RunFacts, gpus: smi.SmiReading) -> RunFacts:
     return replace(facts, gpus=uses)
 
 
-def remember(seen: Look, whole_list: bool) -> None:
+def remember(host: Host, seen: Look, whole_list: bool) -> None:
     """Keep the live runs for a moment without contact."""
     at = time.time()
     runs = [
@@ -176,8 +176,8 @@ def remember(seen: Look, whole_list: bool) -> None:
     ]
     if not whole_list:
         looked_at = {row.facts.id for row in seen.rows}
-        runs += [each for each in lastseen.load(seen.host) if each.id not in looked_at]
-    lastseen.store(seen.host, runs)
+        runs += [each for each in lastseen.load(host) if each.id not in looked_at]
+    lastseen.store(host, runs)
 
 
 def without_contact(host: Host, error: DflashError, memory: Memory, tag: str | None = None) -> Look:
@@ -207,7 +207,7 @@ def without_contact(host: Host, error: DflashError, memory: Memory, tag: str | N
         )
     now = time.time()
     rows = []
-    for each in lastseen.load(host.name):
+    for each in lastseen.load(host):
         if tag is None or each.tag == tag:
             facts_ = RunFacts(
                 id=each.id,

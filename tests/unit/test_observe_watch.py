@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.config.hosts import Host
+from dflashctl.config.hosts import Host, Ssh
 from dflashctl.errors import ContainerDown, DflashError, Unreachable
 from dflashctl.gpus import smi
 from dflashctl.render import status as render
@@ -174,9 +174,28 @@ def test_missing_gpus_are_said() -> None:
 def test_the_cache_of_what_was_last_seen(tmp_path: Path) -> None:
     path = tmp_path / "seen" / "here.json"
     seen = [lastseen.Seen("20261130T120000000-abcdef", "demo", "running", 118, (0, 1), 1000.0)]
-    assert lastseen.load("here", path) == []
-    lastseen.store("here", seen, path)
-    assert lastseen.load("here", path) == seen
+    assert lastseen.load(HOST, path) == []
+    lastseen.store(HOST, seen, path)
+    assert lastseen.load(HOST, path) == seen
     assert [each.name for each in path.parent.iterdir()] == ["here.json"]
     path.write_text("{")
-    assert lastseen.load("here", path) == []
+    assert lastseen.load(HOST, path) == []
+
+
+def test_what_was_seen_of_a_host_is_not_said_of_another_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seen = [lastseen.Seen("20261130T120000000-abcdef", "demo", "running", 118, (0, 1), 1000.0)]
+    lastseen.store(HOST, seen)
+    assert lastseen.load(HOST.model_copy(update={"keep_releases": 9})) == seen
+    assert lastseen.load(HOST.model_copy(update={"state_dir": "/elsewhere"})) == []
+    lab = HOST.model_copy(update={"engine": "lab"})
+    for folder, expected in (("one", seen), ("two", [])):
+        monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(tmp_path / folder))
+        if expected:
+            lastseen.store(lab, expected)
+        assert lastseen.load(lab) == expected
+    box = {"engine": "ssh", "ssh": Ssh(host="one")}
+    lastseen.store(HOST.model_copy(update=box), seen)
+    assert lastseen.load(HOST.model_copy(update=box | {"ssh": Ssh(host="two")})) == []
