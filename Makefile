@@ -14,13 +14,15 @@ help:  ## what there is
 
 venv: $(VENV)/.installed  ## the virtual environment with everything in it
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt tests/trainer/oracles/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "make: $(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { echo "make: $(PYTHON) has no ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trainer,dev]'
+	# A peer that the trainer is compared with; its own requirements would replace torch.
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/trainer/oracles/requirements.txt
 	@touch $@
 
 demo: venv  ## deploy, launch, watch and judge a real training run on the embedded lab (about 4 minutes)
