@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -93,7 +94,10 @@ def _describe(
         return f"missing key: {path}", ""
     if detail["type"] == "value_error":
         return f"{path}: {detail['ctx']['error']}" if path else str(detail["ctx"]["error"]), ""
+    if detail["type"] == "too_short":
+        return f"{path}: must not be empty", ""
     wishes = " or ".join(dict.fromkeys(d["msg"].removeprefix("Input should be ") for d in details))
+    wishes = re.sub(r" or instance of \w+", "", wishes)  # the name of a class of ours
     shown = _shorten(detail.get("input"))
     hint = ""
     if path == "version":

@@ -14,14 +14,21 @@ _PROBLEM = re.compile(r"(?P<path>[\w.-]+): (?P<what>.*)\Z", re.DOTALL)
 def check_train(section: dict[str, Any], project_root: Path) -> list[tuple[tuple[str, ...], str]]:
     """(key path, problem) for everything that the project's trainer would refuse; empty when all is well.
 
-    Asks `check` of trainer/config.py, which needs no torch. Without such a trainer below `project_root` the
-    answer is empty: the one in the container decides, never another one that happens to be installed here.
+    Asks `check` of trainer/config.py, which needs no torch. Without such a trainer below `project_root` (or
+    with another program of that name, whose `check` is something else) the answer is empty: the one in the
+    container decides, never another one that happens to be installed here.
     """
     check = _project_check(project_root)
-    if check is None:
+    if not callable(check):
+        return []
+    try:
+        problems = check(section)
+    except (Exception, SystemExit):
+        return []
+    if not isinstance(problems, list) or not all(isinstance(each, str) for each in problems):
         return []
     rows = []
-    for problem in check(section):
+    for problem in problems:
         match = _PROBLEM.match(problem)
         path = tuple(match["path"].split(".")) if match else ()
         if path[:1] != ("train",):
@@ -37,7 +44,10 @@ def _project_check(project_root: Path) -> Any:
     sys.path.insert(0, str(project_root))
     try:
         module = importlib.import_module("trainer.config")
-    except Exception:  # a broken trainer is deploy's to show (it compiles every file), not the recipe's
+    except (
+        Exception,
+        SystemExit,
+    ):  # a broken trainer is deploy's to show (it compiles every file), not the recipe's
         return None
     finally:
         sys.path.remove(str(project_root))

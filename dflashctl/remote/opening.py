@@ -141,6 +141,8 @@ def _lost(hop: Hop, target: Target, error: BaseException) -> DflashError:
         what = f"{host} port {port} did not answer within {target.connect_timeout_s:g} s"
     elif isinstance(error, OSError) and error.strerror:
         what = f"{host} port {port}: {error.strerror}"
+    elif "banner" in str(error) or "No existing session" in str(error):
+        what = f"{host} port {port} takes connections, but does not answer as an ssh server does"
     else:
         what = f"{host} port {port}: ssh could not be set up ({error or type(error).__name__})"
     user = f"{hop.user}@" if hop.user else ""

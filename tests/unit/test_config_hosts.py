@@ -213,7 +213,7 @@ def test_several_mistakes_are_all_named_in_the_order_of_the_file(tmp_path: Path)
         ("{engine: local, ssh: {host: a}}", "engine local is this machine"),
         ("{engine: docker}", "h.engine: should be 'pct', 'ssh', 'lab' or 'local', but is 'docker'"),
         ("{}", "missing key: hosts.h.engine"),
-        ("null", "hosts.h: should be a valid dictionary"),
+        ("null", "hosts.h: should be a valid dictionary, but is null"),
     ],
 )
 def test_an_engine_says_what_it_needs(tmp_path: Path, entry: str, message: str) -> None:

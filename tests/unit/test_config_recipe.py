@@ -125,6 +125,11 @@ def test_a_copied_recipe_must_change_its_name(tmp_path: Path) -> None:
             "launch.command: should be a valid list",
         ),
         (
+            'command: [python, -m, prog, "{recipe_file}"]',
+            "command: []",
+            "launch.command: must not be empty",
+        ),
+        (
             "launch:\n",
             "launch:\n  gpus: {count: 2, ids: [1]}\n",
             "warm.yaml:10:3: launch.gpus: give only one of count, ids",

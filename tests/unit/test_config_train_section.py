@@ -5,6 +5,7 @@ Run: python -m pytest tests/unit/test_config_train_section.py
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,33 @@ def test_a_broken_trainer_is_left_to_deploy_to_show(tmp_path: Path) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "config.py").write_text("def broken(:\n")
     assert check_train({"no": "such key"}, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def check(): ...",
+        "def check(section): return 7",
+        "def check(section): return [7]",
+        "def check(section): raise SystemExit(3)",
+        "check = True",
+        "raise SystemExit(3)",
+    ],
+)
+def test_another_program_of_that_name_is_not_asked(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trainer"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").touch()
+    (tmp_path / "trainer" / "config.py").write_text(code + "\n")
+    try:
+        assert check_train({"no": "such key"}, tmp_path) == []
+        assert "trainer" in sys.modules, "it was found and asked"
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "trainer"]:
+            del sys.modules[name]
 
 
 def test_the_projects_trainer_names_the_key_and_the_recipe_its_line(tmp_path: Path) -> None:

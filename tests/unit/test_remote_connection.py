@@ -281,7 +281,7 @@ def test_a_port_that_never_greets_ends_with_the_connect_timeout(box: Box) -> Non
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = box.targeted(port=silent.getsockname()[1], connect_timeout_s=0.4)
         started = time.monotonic()
-        with pytest.raises(Unreachable):
+        with pytest.raises(Unreachable, match="takes connections, but does not answer as an ssh server"):
             SshConnection(target).run(["true"], timeout_s=30)
         assert time.monotonic() - started < 4.0
 
