@@ -16,7 +16,7 @@ def list_(json: JsonOption = False) -> None:
     """List the recipes that can be named here."""
     from dflashctl.config import load_hosts
     from dflashctl.render.json import emit
-    from dflashctl.render.table import print_table
+    from dflashctl.render.table import print_table, warn
     from dflashctl.runs.recipes import overview
 
     hosts = load_hosts()
@@ -26,6 +26,9 @@ def list_(json: JsonOption = False) -> None:
             "dflashctl.recipes/1",
             {"default": hosts.defaults.recipe, "recipes": [row.payload() for row in rows]},
         )
+        return
+    if not rows:
+        warn("no recipes here or above: write recipes/NAME.yaml, in the folder of hosts.yaml or in this one")
         return
     print_table(["RECIPE", "VARIANTS", "FILE"], [row.cells() for row in rows])
 

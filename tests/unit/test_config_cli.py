@@ -53,6 +53,15 @@ def test_recipes_are_listed_broken_ones_too(project: Path, capsys: pytest.Captur
     assert "warm (default)" in capsys.readouterr().out
 
 
+def test_where_no_recipe_is_it_is_said_where_to_write_one(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "recipes" / "warm.yaml").unlink()
+    assert run(["recipe", "list"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "" and "write recipes/NAME.yaml" in err
+
+
 def test_a_recipe_is_shown_as_a_tag_gets_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipe", "show", "--tag", "quick"]) == 0
     out, err = capsys.readouterr()
