@@ -10,7 +10,10 @@ outcome that is no error has one).
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -114,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     import gc
 
     gc.set_threshold(100_000, 50, 50)
+    _open_streams()
     code = run(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -150,6 +154,10 @@ def run(argv: Sequence[str]) -> int:
         if interrupted(error):
             return _interrupted(words)
         where = _log(error, words)
+        if isinstance(error, OSError) and (around := _surroundings(error)):
+            _say(f"error: {around}")
+            _document(words, ExitCode.USAGE, around)
+            return ExitCode.USAGE
         first_line = (str(error).splitlines() or [""])[0]
         what = f"a bug in dflashctl: {type(error).__name__}: {first_line}"
         _say(f"{what} ({where})")
@@ -191,7 +199,8 @@ def _invoke(words: list[str]) -> int:
     except typer.Abort as error:
         raise KeyboardInterrupt from error
     except _click_exception() as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         _document(words, ExitCode.USAGE, error.format_message())
         return ExitCode.USAGE
 
@@ -200,6 +209,33 @@ def _click_exception() -> Any:
     """typer's base of usage errors. Newer typers carry a click of their own, so it is found through
     BadParameter."""
     return next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
+def _open_streams() -> None:
+    """Streams that the shell closed (`>&-`) lead to nowhere, before a socket can take their numbers; a
+    character that the terminal's encoding lacks is shown as an escape."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= 2:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _surroundings(error: OSError) -> str:
+    """What is wrong around the program, when that and no bug made a call of the system fail."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        return f"cannot write {error.filename or 'the output'}: {error.strerror}"
+    from pathlib import Path
+
+    try:
+        Path.cwd()
+    except OSError:
+        return "the working folder is not there any more\nnext: cd to one that is"
+    return ""
 
 
 def _say(message: str) -> None:

@@ -141,7 +141,7 @@ class HostsFile:
 
     def host(self, name: str | None = None) -> Host:
         """The host with that name, or the default one. Raises NotFound (exit 6) listing the names."""
-        wanted = name or self.defaults.host
+        wanted = self.defaults.host if name is None else name
         entry = self.document.hosts.get(wanted)
         if entry is None:
             close = nearest(wanted, self.names)
@@ -155,7 +155,7 @@ class HostsFile:
 
     def hosts(self, names: str | None = None) -> list[Host]:
         """The hosts of a `-H a,b` option, in that order, each once; the default host for None."""
-        wanted = [part.strip() for part in names.split(",")] if names else [self.defaults.host]
+        wanted = [part.strip() for part in names.split(",")] if names is not None else [self.defaults.host]
         if not all(wanted):
             raise UsageError(f"an empty name in --host {names!r}", next="separate names by one comma: -H a,b")
         return [self.host(name) for name in dict.fromkeys(wanted)]

@@ -90,7 +90,7 @@ def load_recipe(name_or_path: str | None, hosts: HostsFile, start: Path | None =
     A name is looked for in recipes/ beside hosts.yaml, then in recipes/ of the working folder or above.
     Raises NotFound (exit 6) listing the names, UsageError (exit 2) for a broken file.
     """
-    wanted = name_or_path or hosts.defaults.recipe
+    wanted = hosts.defaults.recipe if name_or_path is None else name_or_path
     if "/" in wanted or wanted.endswith((".yaml", ".yml")):
         path = Path(wanted).expanduser()
         if not path.is_file():

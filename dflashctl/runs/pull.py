@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflashctl.config.hosts import Host
-from dflashctl.errors import DflashError, NotFound, Unreachable, VerificationFailed
+from dflashctl.errors import DflashError, NotFound, Unreachable, UsageError, VerificationFailed
 from dflashctl.remote.agent_call import Event, call
 from dflashctl.remote.engine import Engine
 from dflashctl.remote.factory import open_engine
@@ -70,7 +70,8 @@ def pull(
 ) -> Result:
     """Into `into`, by default `pulled/<tag>/<id>/<what>` here. Lost contact is survived by connecting again.
 
-    Raises NotFound (no such run, nothing there), Unreachable (several times in a row without progress).
+    Raises NotFound (no such run, nothing there), Unreachable (several times in a row without progress),
+    UsageError (the folder here cannot be written).
     """
     with connect(host) as engine:
         answer = call(
@@ -90,10 +91,15 @@ def pull(
     try:
         for each in wanted:
             one_file(line, each, what, result, told)
+        for link in map(mapping, listed(answer.get("links"))):
+            one_link(text(link.get("path")), text(link.get("target")), result)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {error.filename or result.folder}: {error.strerror or error}",
+            next="make room, or choose another folder: --to; what has arrived is not sent again",
+        ) from error
     finally:
         line.close()
-    for link in map(mapping, listed(answer.get("links"))):
-        one_link(text(link.get("path")), text(link.get("target")), result)
     return result
 
 

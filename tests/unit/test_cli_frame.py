@@ -351,6 +351,56 @@ def test_an_error_after_the_document_adds_no_other(verb: Any, capsys: pytest.Cap
         assert json.loads(capsys.readouterr().out) == {"schema": "dflashctl.status/1", "runs": []}
 
 
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A line of sh in which $D is the program."""
+    program = {"D": f"{sys.executable} -m dflashctl", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        ["sh", "-c", line],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **program, **environment},
+    )
+
+
+def test_closed_streams_are_no_error() -> None:
+    for line in ("$D recipe list >&-", "$D recipe list 2>&-", "$D recipe list <&- >&- 2>&-"):
+        done = shell(line)
+        assert (done.returncode, done.stderr) == (0, ""), line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_said() -> None:
+    done = shell("$D --help >/dev/full")
+    assert (done.returncode, done.stderr) == (2, "error: cannot write the output: No space left on device\n")
+    assert shell("$D nonsense 2>/dev/full").returncode == 2
+
+
+def test_a_working_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    done = shell(f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && $D recipe list")
+    assert done.returncode == 2
+    assert done.stderr == "error: the working folder is not there any more\nnext: cd to one that is\n"
+
+
+def test_a_terminal_without_utf_8_gets_escapes() -> None:
+    script = (
+        "import sys; from dflashctl.cli import main as frame\n"
+        "frame.run = lambda words: print('lab \\u00b7 demo') or 0\n"
+        "frame.main([])\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert said.stdout == "lab \\xb7 demo\n"
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     script = (
         "import sys, types, typer\n"

@@ -100,3 +100,11 @@ def test_a_broken_hosts_file_is_one_message(project: Path, capsys: pytest.Captur
     assert f"{project}/hosts.yaml:4:9: unknown key: hosts.lab.enigne\nnext: did you mean 'engine'?" in said
     assert "missing" not in said
     assert "Traceback" not in said
+
+
+def test_an_empty_name_is_not_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    """`-H "$HOST"` with the variable unset must not act on whatever the default is."""
+    assert run(["status", "--host", ""]) == 2
+    assert run(["logs", "--host", ""]) == 6
+    assert run(["recipe", "show", ""]) == 6
+    assert capsys.readouterr().out == ""

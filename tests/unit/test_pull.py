@@ -14,7 +14,7 @@ import pytest
 
 from dflashctl.cli.main import run
 from dflashctl.config.hosts import Host
-from dflashctl.errors import NotFound, Unreachable, VerificationFailed
+from dflashctl.errors import NotFound, Unreachable, UsageError, VerificationFailed
 from dflashctl.remote.engine import Completed
 from dflashctl.remote.local import LocalEngine
 from dflashctl.runs.pull import PART, Result, What, problem_of, pull
@@ -219,6 +219,14 @@ def test_a_file_that_changes_meanwhile_does_not_pass(
 def test_a_line_that_stays_dead_is_given_up(folder: Path, host: Host, tmp_path: Path) -> None:
     with pytest.raises(Unreachable):
         fetch(host, tmp_path / "here", cuts=[0] * 50)
+
+
+def test_a_folder_that_cannot_be_written_is_the_persons_to_mend(
+    folder: Path, host: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot write .*/file/here.*Not a directory"):
+        fetch(host, tmp_path / "file" / "here")
 
 
 def test_metrics_and_log(folder: Path, host: Host, tmp_path: Path) -> None:
