@@ -94,7 +94,7 @@ def is_below(path: str, folder: str) -> bool:
 def container_home(prefixes: Sequence[str]) -> str:
     """root's home inside: the first place that does not touch a folder of the machine's Python.
 
-    >>> container_home(["/root/.pyenv/versions/3.11.7", "/work/venv"])
+    >>> container_home(["/root/python3.12", "/opt/venv"])
     '/home/ct'
     """
     for home in HOMES:

@@ -17,7 +17,7 @@ from dflashctl.lab.python_view import PythonFacts
     [
         ([], "/root"),
         (["/home/ann/.venv", "/opt/python"], "/root"),
-        (["/root/.pyenv/versions/3.11.7", "/work/venv"], "/home/ct"),
+        (["/root/python3.12", "/opt/venv"], "/home/ct"),
         (["/root"], "/home/ct"),
         (["/root/x", "/home"], "/srv/home"),
         (["/root/x", "/home/ct/y", "/srv/home"], "/opt/home"),

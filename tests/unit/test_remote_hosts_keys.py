@@ -47,7 +47,7 @@ def hashed(name: str) -> str:
     [
         ("box", "box", True),
         ("BOX", "box", True),
-        ("box,10.0.0.7", "10.0.0.7", True),
+        ("box,192.0.2.7", "192.0.2.7", True),
         ("box", "box2", False),
         ("box", "abox", False),
         ("*.lab", "gpu.lab", True),
@@ -181,14 +181,14 @@ def test_replacing_takes_the_name_out_of_every_other_line(tmp_path: Path) -> Non
     old = base64.b64encode(OTHER).decode()
     file.write_text(
         f"box {TYPE} {old}\n"
-        f"box,10.0.0.7 {TYPE} {old}\n"
+        f"box,192.0.2.7 {TYPE} {old}\n"
         f"{hashed('box')} {TYPE} {old}\n"
         f"@cert-authority box {TYPE} {old}\n"
         f"other {TYPE} {old}\n"
     )
     store(file, "box", TYPE, BLOB, replace=True)
     assert file.read_text() == (
-        f"10.0.0.7 {TYPE} {old}\n@cert-authority box {TYPE} {old}\nother {TYPE} {old}\nbox {TYPE} {KEY}\n"
+        f"192.0.2.7 {TYPE} {old}\n@cert-authority box {TYPE} {old}\nother {TYPE} {old}\nbox {TYPE} {KEY}\n"
     )
 
 

@@ -58,11 +58,11 @@ def test_names_ports_users_and_keys_come_from_the_configuration(home: Path) -> N
     key.write_text("")
     write(
         home,
-        "Host gpu\n HostName 10.1.2.3\n Port 2222\n User root\n IdentityFile ~/.ssh/gpu_key\n"
+        "Host gpu\n HostName 192.0.2.3\n Port 2222\n User root\n IdentityFile ~/.ssh/gpu_key\n"
         " HostKeyAlias gpu-alias\n UserKnownHostsFile ~/a ~/b\n IdentitiesOnly yes\n",
     )
     (hop,) = hops_of(Target(label="ct200", host="gpu"))
-    assert (hop.address, hop.user) == (("10.1.2.3", 2222), "root")
+    assert (hop.address, hop.user) == (("192.0.2.3", 2222), "root")
     assert hop.identity_files == [key]
     assert hop.identities_only
     assert hop.rules.alias == "gpu-alias"
