@@ -77,6 +77,8 @@ def kill(
     from dflashctl.errors import UsageError
     from dflashctl.remote.factory import open_engine
 
+    if tag == "":
+        raise UsageError("the tag is empty", next="name a run, or leave the tag out for the only live one")
     if sum((everything, tag is not None, pid is not None)) > 1:
         raise UsageError("give only one of a tag, --all and --pid")
     if stacks and pid is not None:

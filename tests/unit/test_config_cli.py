@@ -107,4 +107,6 @@ def test_an_empty_name_is_not_the_default(capsys: pytest.CaptureFixture[str]) ->
     assert run(["status", "--host", ""]) == 2
     assert run(["logs", "--host", ""]) == 6
     assert run(["recipe", "show", ""]) == 6
+    assert run(["kill", ""]) == 2
+    assert run(["rollback", ""]) == 2
     assert capsys.readouterr().out == ""
