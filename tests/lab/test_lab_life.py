@@ -100,6 +100,22 @@ def test_up_status_up_down_down(tmp_path: Path) -> None:
     assert not place.exists()
 
 
+def test_up_starts_a_container_that_has_stopped(tmp_path: Path) -> None:
+    place = tmp_path / "l"
+    try:
+        assert cli("lab", "up", lab_dir=place).returncode == 0
+        record = read_record(LabPaths(place))
+        assert record is not None
+        assert ssh(record.endpoint, "pct stop 200").returncode == 0
+        assert json.loads(cli("lab", "status", "--json", lab_dir=place).stdout)["container_running"] is False
+        again = cli("lab", "up", lab_dir=place)
+        assert (again.returncode, again.stderr) == (0, "")
+        assert "has been started" in again.stdout and "200, running" in again.stdout
+        assert "has been started" not in cli("lab", "up", lab_dir=place).stdout
+    finally:
+        cli("lab", "down", lab_dir=place)
+
+
 def test_up_is_quick(own: LabPaths) -> None:
     seconds = []
     for _ in range(3):
