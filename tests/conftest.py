@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 
 import pytest
 
 # xdist tells its workers the terminal's width; output that programs read must not be folded to it.
 os.environ.pop("COLUMNS", None)
+# A job in the background inherits an ignored SIGINT, and so would every program that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

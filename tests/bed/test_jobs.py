@@ -88,8 +88,9 @@ def test_ranks_have_sessions_of_their_own_and_outlive_a_killed_leader(
     run = job("ranks", gpus="0,1,2")
     wait_for(lambda: len(bed.gpu_holders()) == 3)
     assert len(run.alive()) == 4
-    sessions = bed.inside("main", ["sh", "-c", "cut -d' ' -f6 /proc/[2-9]*/stat"]).stdout.split()
-    assert len(set(sessions)) >= 4
+    stats = [f"/proc/{pid}/stat" for pid in run.alive()]
+    sessions = bed.inside("main", ["cut", "-d ", "-f6", *stats]).stdout.split()
+    assert len(set(sessions)) == 4
     run.kill(signal.SIGKILL)
     wait_for(lambda: run.pid not in run.alive())
     assert len(bed.gpu_holders()) == 3, "the ranks are orphans and keep their GPUs"

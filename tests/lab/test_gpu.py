@@ -97,7 +97,10 @@ def test_a_watch_tells_who_takes_a_gpu_and_gives_it_back(project: Project) -> No
         if "reserved" in taken:  # looked at between the record and the first touch
             assert "a (pid " in watch.stdout.readline()
         project.run("kill", "a")
-        assert "GPU 5" in (back := watch.stdout.readline()) and back.endswith("idle\n")
+        back = watch.stdout.readline()
+        if "unknown process" in back:  # looked at while it went: its memory is there, its /proc no more
+            back = watch.stdout.readline()
+        assert "GPU 5" in back and back.endswith("idle\n"), back
     finally:
         watch.send_signal(signal.SIGINT)
         watch.wait(20)
