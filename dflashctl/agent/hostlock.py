@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import pwd
 import signal
 import stat
 import time
@@ -34,7 +35,8 @@ def lock_folder() -> str:
     Raises AgentError("usage") when the name is taken by something that is not ours alone.
     """
     root = os.geteuid() == 0
-    folder = "/run/dflashctl" if root else os.path.expanduser("~/.local/state/dflashctl/locks")
+    # The account's home, not $HOME: whoever calls with another HOME must still meet the same lock.
+    folder = "/run/dflashctl" if root else os.path.join(_own_home(), ".local/state/dflashctl/locks")
     try:
         if not root:
             os.makedirs(os.path.dirname(folder), 0o700, exist_ok=True)
@@ -50,6 +52,13 @@ def lock_folder() -> str:
     except OSError as error:
         raise AgentError("verification", "no place for the deploy lock: %s" % error, folder) from error
     return folder
+
+
+def _own_home() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:  # an account that no list names
+        return os.path.expanduser("~")
 
 
 def lock_path(container: Optional[int], code_root: str) -> str:

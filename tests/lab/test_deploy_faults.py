@@ -107,9 +107,9 @@ def test_a_full_disk_is_said_before_anything_travels(small_disk: Project) -> Non
 
 def test_a_read_only_file_system_is_explained(small_disk: Project) -> None:
     project = small_disk
-    project.shell(f"mount -o remount,ro {project.inside}/code")
+    project.shell(f"mount -o remount,bind,ro {project.inside}/code")
     done = project.cli()
-    project.shell(f"mount -o remount,rw {project.inside}/code")
+    project.shell(f"mount -o remount,bind,rw {project.inside}/code")
     assert done.returncode == 4, done.stderr
     assert "Read-only file system; nothing switched" in done.stderr
     assert "mount it writable" in done.stderr
