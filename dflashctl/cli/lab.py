@@ -27,35 +27,32 @@ def up(json: JsonOption = False) -> None:
     from dflashctl.render.json import emit
     from dflashctl.render.text import line
 
-    made = lifecycle.up()
+    made = lifecycle.up(_start_container)
     status = lifecycle.status()
-    started = made.already and not status.container_running
-    if started:
-        _start_container(made.record.endpoint.container)
-        status = lifecycle.status()
     if json:
         emit("dflashctl.lab/1", {**_payload(status), "already_up": made.already, "seconds": made.seconds})
         return
     if made.cleaned:
         print("removed what an earlier lab had left behind")
-    if started:
+    if made.started_container:
         print("its container was stopped, and has been started")
     _show(status)
     print("the lab was up already" if made.already else f"lab up in {made.seconds:.1f} s")
     print(f"by hand: {line(shlex.join(lifecycle.ssh_argv(made.record.endpoint)))}")
 
 
-def _start_container(container: int) -> None:
+def _start_container() -> None:
     """A lab whose container ended serves nobody, and its host is out of a person's daily reach."""
     from dflashctl.config.hosts import HostEntry, complete
     from dflashctl.errors import ContainerDown
+    from dflashctl.lab.layout import CONTAINER
     from dflashctl.remote.factory import open_engine
 
     with open_engine(complete("lab", HostEntry(engine="lab"))) as engine:
-        done = engine.run_on_host(["pct", "start", str(container)], timeout_s=30)
+        done = engine.run_on_host(["pct", "start", str(CONTAINER)], timeout_s=30)
     if done.exit_code != 0:
         raise ContainerDown(
-            f"the lab's container {container} does not start: {done.stderr.decode(errors='replace').strip()}",
+            f"the lab's container {CONTAINER} does not start: {done.stderr.decode(errors='replace').strip()}",
             next="dflashctl lab down, then dflashctl lab up",
         )
 

@@ -4,6 +4,7 @@ folder.py."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dflashctl.agent import proc
@@ -22,6 +23,7 @@ class Up:
     already: bool
     cleaned: bool  # something of an earlier lab was in the way
     seconds: float
+    started_container: bool = False  # of a lab that was up with its container stopped
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,10 @@ class Status:
     gpus: int
 
 
-def up() -> Up:
+def up(start_container: Callable[[], None] | None = None) -> Up:
     """Bring the lab up, or find it up; a half-dead one is ended and made anew, with the disks that it had.
+    `start_container` is called for a lab that is up with its container stopped, still under the folder's
+    lock: no `lab down` comes in between.
 
     Raises UsageError with the reason when the machine refuses.
     """
@@ -46,7 +50,11 @@ def up() -> Up:
     with folder.locked(paths, create=True):
         found = read_record(paths)
         if found is not None and _lives(found) and answers(found.endpoint, ANSWER_DEADLINE_S):
-            return Up(found, True, False, time.monotonic() - began)
+            stopped = not _container_runs(paths, found)
+            if stopped and start_container is not None:
+                start_container()
+            started = stopped and start_container is not None
+            return Up(found, True, False, time.monotonic() - began, started)
         _end(paths, found)
         cleaned = folder.clean(paths)
         try:

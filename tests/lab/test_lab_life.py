@@ -116,6 +116,19 @@ def test_up_starts_a_container_that_has_stopped(tmp_path: Path) -> None:
         cli("lab", "down", lab_dir=place)
 
 
+def test_no_down_comes_between_finding_the_lab_and_starting_its_container(own: LabPaths) -> None:
+    ssh(lifecycle.up().record.endpoint, "pct stop 200")
+    waiting: list[subprocess.Popen[str]] = []
+
+    def start_container() -> None:
+        waiting.append(start_cli(own, "lab", "down"))
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting[0].wait(1.5)  # it asks for the folder's lock, which `up` holds
+
+    assert lifecycle.up(start_container).started_container
+    assert waiting[0].communicate(timeout=60)[0] == "the lab is down\n"
+
+
 def test_up_is_quick(own: LabPaths) -> None:
     seconds = []
     for _ in range(3):
