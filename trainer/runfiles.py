@@ -20,7 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from trainer import failures
 from trainer.errors import Stopped
+from trainer.failures import KnownFailure
 
 VERSION = 1
 PHASES = ("loading", "data", "compiling", "training", "evaluating", "saving", "done")
@@ -167,25 +169,32 @@ class RunFiles:
             },
         )
 
-    def fail(self, error: BaseException) -> None:
-        """Write the root cause. The first failure is kept: what follows it is usually a consequence."""
+    def fail(self, error: BaseException) -> tuple[KnownFailure, ...]:
+        """Write the root cause, and which known failures it is; those are returned, for the log.
+
+        The first failure is kept: what follows it is usually a consequence.
+        """
+        known = failures.of_error(error)
         with self._failed:
             path = self.folder / "root_cause.json"
             if path.exists():
-                return
+                return known
             frames = traceback.extract_tb(error.__traceback__)
             where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-            write_json(
-                path,
-                {
-                    "error": f"{type(error).__name__}: {error}",
-                    "where": where,
-                    "traceback": "".join(traceback.format_exception(error)),
-                    "phase": self.phase,
-                    "step": self.step,
-                    "wall": time.time(),
-                },
-            )
+            cause = {
+                "error": f"{type(error).__name__}: {error}",
+                "where": where,
+                "traceback": "".join(traceback.format_exception(error)),
+                "phase": self.phase,
+                "step": self.step,
+                "known": failures.as_json(known),
+                "wall": time.time(),
+            }
+            try:
+                write_json(path, cause)
+            except OSError as problem:  # a full disk is the likeliest of causes, and the log may be elsewhere
+                os.write(2, f"{path.name} cannot be written: {problem}\n".encode())
+        return known
 
     def listen(self) -> None:
         """From now on SIGTERM and SIGINT end the run at its next `beat`, and an exception in any thread at
@@ -211,9 +220,9 @@ class RunFiles:
         error = details.exc_value
         if error is None or isinstance(error, SystemExit):
             return
-        self.fail(error)
+        known = self.fail(error)
         name = details.thread.name if details.thread else "?"
         text = "".join(traceback.format_exception(error))
-        os.write(2, f"thread {name} failed; the run ends\n{text}".encode())
+        os.write(2, f"thread {name} failed; the run ends\n{text}{failures.words(known)}\n".encode())
         # Not sys.exit: that would end this thread only, and wait for others at the interpreter's exit.
         os._exit(70)

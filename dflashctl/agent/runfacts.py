@@ -55,7 +55,7 @@ def folder_facts(run: RunFolder, processes: Optional[proc.Table]) -> Dict[str, A
         "supervisor_alive": proc.living(identities[0], processes) is not None,
         "leader_alive": bool(identities[1]) and proc.living(leader, processes) is not None,
         "exit": load("exit.json"),
-        "root_cause": _pick(load("root_cause.json"), ("error", "where", "phase", "step")),
+        "root_cause": _pick(load("root_cause.json"), ("error", "where", "phase", "step", "known")),
         "summary": load("summary.json"),
         "problems": problems,
     }

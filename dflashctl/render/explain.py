@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dflashctl.render import table
 from dflashctl.render.text import line, plural, size
 from dflashctl.runs import known
-from dflashctl.runs.facts import Hit
+from dflashctl.runs.facts import Hit, KnownCause, RunFacts
 from dflashctl.runs.signs import known_hits
 from dflashctl.runs.status import Row
 
@@ -25,10 +25,12 @@ def explanation(row: Row) -> RenderableType:
         parts.append(
             table.cell(f"there is no log to look into{f' ({log.problem})' if log and log.problem else ''}")
         )
-        return Group(*parts)
+        return Group(*parts, *(table.pairs(_cause_lines(cause, facts)) for cause in facts.root_cause_known))
     for hit in known_hits(facts):
         parts.append(table.pairs(_lines(hit)))
-    if not log.known:
+    causes = _only_in_cause(facts)
+    parts += [table.pairs(_cause_lines(cause, facts)) for cause in causes]
+    if not log.known and not causes:
         parts.append(table.cell("no line of the log matches the table of known failures"))
         if log.first_exception is not None:
             first = log.first_exception
@@ -51,6 +53,22 @@ def _lines(hit: Hit) -> list[tuple[str, str]]:
     if row.see:
         lines.append(("see", ", ".join(row.see)))
     return lines
+
+
+def _only_in_cause(facts: RunFacts) -> list[KnownCause]:
+    """Known failures that the program names as its cause and that no line of the log shows."""
+    shown = {hit.name for hit in known_hits(facts)}
+    return [cause for cause in facts.root_cause_known if cause.name not in shown]
+
+
+def _cause_lines(cause: KnownCause, facts: RunFacts) -> list[tuple[str, str]]:
+    """As `_lines`, in the program's own words: its table may be another than the one here."""
+    lines = [
+        (cause.name, f"root cause: {facts.root_cause}"),
+        ("means", cause.meaning),
+        ("torch", cause.torch),
+    ]
+    return [*lines, *(("" if number else "do", each) for number, each in enumerate(cause.do))]
 
 
 def _where(hit: Hit) -> str:
@@ -76,6 +94,9 @@ def document(row: Row) -> dict[str, Any]:
                 "see": list(failure.see),
             }
         )
+    for cause in _only_in_cause(row.facts):
+        where = {"severity": "fatal", "line": None, "count": 1, "text": row.facts.root_cause}
+        matches.append({**vars(cause), **where, "do": list(cause.do), "see": []})
     first = log.first_exception if log else None
     return {
         "id": row.facts.id,

@@ -73,6 +73,9 @@ def one(shown: Shown) -> RenderableType:
     summary = mapping(detail.get("summary"))
     if summary:
         parts += summary_parts(summary)
+    for cause in facts.root_cause_known:
+        done = [("" if number else "do", each) for number, each in enumerate(cause.do)]
+        parts.append(table.pairs([(f"known {cause.name}", cause.meaning), *done]))
     for note in map(mapping, listed(detail.get("notes"))):
         by = f"{moment(number(note.get('at')))} {note.get('by')}"
         parts.append(table.cell(line(f"note ({by}): {note.get('text')}")))

@@ -119,6 +119,16 @@ class Ending:
 
 
 @dataclass(frozen=True)
+class KnownCause:
+    """A known failure by which the program itself explains its end (root_cause.json, `known`)."""
+
+    name: str
+    meaning: str
+    torch: str = "any"
+    do: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class GpuUse:
     index: int
     utilization_pct: int | None
@@ -151,6 +161,7 @@ class RunFacts:
     leader_alive: bool = True
     ending: Ending | None = None
     root_cause: str = ""
+    root_cause_known: tuple[KnownCause, ...] = ()
     headline: str = ""
     heartbeat: Heartbeat | None = None
     steps: Steps | None = None

@@ -1,70 +1,42 @@
-"""The table of known failures (trainer/known_failures.yaml): read here, matched by the agent."""
+"""The table of known failures as the agent is asked for it. Its one reader is trainer/failures.py."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+import sys
 from functools import cache
-from importlib import resources
-from typing import Any, Literal
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import yaml
+if TYPE_CHECKING:
+    from types import ModuleType
 
+    from trainer.failures import KnownFailure
 
-@dataclass(frozen=True)
-class KnownFailure:
-    """One row; the meaning of each field stands at the head of the table."""
-
-    name: str
-    pattern: str
-    severity: Literal["fatal", "warning"]
-    meaning: str
-    torch: str
-    do: tuple[str, ...]
-    example: str
-    unless: str = ""
-    also: tuple[str, ...] = ()
-    see: tuple[str, ...] = ()
-
-    def finds(self, line: str) -> bool:
-        """The rule that the agent applies, for one line."""
-        return bool(re.search(self.pattern, line)) and not (self.unless and re.search(self.unless, line))
+READER = Path(__file__).parents[2] / "trainer" / "failures.py"
 
 
-def parse(text: str) -> tuple[KnownFailure, ...]:
-    """Raises ValueError with the row's name for anything that would fail later inside a container."""
-    document = yaml.safe_load(text)
-    if not isinstance(document, dict) or document.get("version") != 1:
-        raise ValueError("the table of known failures has another version than 1")
-    rows = tuple(_row(each) for each in document["failures"])
-    names = [row.name for row in rows]
-    if len(set(names)) != len(names):
-        raise ValueError("two rows of the table of known failures have one name")
+@cache
+def _reader() -> ModuleType:
+    """By its file: that of the trainer which came with this dflashctl. A project may have another program of
+    the name `trainer`, and Python would find that one first."""
+    name = "dflashctl.runs._known_failures"
+    spec = spec_from_file_location(name, READER)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table() -> tuple[KnownFailure, ...]:
+    """All rows, in their order."""
+    rows: tuple[KnownFailure, ...] = _reader().table()
     return rows
 
 
-def _row(fields: dict[str, Any]) -> KnownFailure:
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    row = KnownFailure(**values)
-    if row.severity not in ("fatal", "warning"):
-        raise ValueError(f"{row.name}: no such severity: {row.severity}")
-    try:
-        re.compile(row.pattern.encode("ascii"))
-        re.compile(row.unless.encode("ascii"))
-    except (re.error, UnicodeEncodeError) as error:
-        raise ValueError(f"{row.name}: pattern: {error}") from None
-    return row
-
-
-@cache
-def table() -> tuple[KnownFailure, ...]:
-    """The shipped table, in its order: the earlier row names a line that several match."""
-    return parse(resources.files("trainer").joinpath("known_failures.yaml").read_text(encoding="utf-8"))
-
-
-@cache
 def by_name() -> dict[str, KnownFailure]:
-    return {row.name: row for row in table()}
+    rows: dict[str, KnownFailure] = _reader().by_name()
+    return rows
 
 
 def patterns() -> list[dict[str, str]]:

@@ -14,6 +14,7 @@ from dflashctl.runs.facts import (
     Family,
     Heartbeat,
     Hit,
+    KnownCause,
     Log,
     Process,
     RunFacts,
@@ -63,6 +64,7 @@ def read_run(run: Mapping[str, Any], now: Mapping[str, Any], sample_s: float = 0
         leader_alive=run.get("leader_alive") is True,
         ending=read_ending(mapping(run.get("exit")), now),
         root_cause=_root_cause(root_cause),
+        root_cause_known=_known_causes(root_cause),
         headline=text(summary.get("headline")),
         heartbeat=heartbeat,
         steps=read_steps(mapping(run.get("metrics")), mapping(run.get("heartbeat")), now),
@@ -214,6 +216,20 @@ def _root_cause(cause: Mapping[str, Any]) -> str:
     """ "ValueError: ... at file:line", as far as it is there."""
     error, where = text(cause.get("error")), text(cause.get("where"))
     return f"{error} at {where}" if error and where else error
+
+
+def _known_causes(cause: Mapping[str, Any]) -> tuple[KnownCause, ...]:
+    """As the program wrote them: its table may be newer than the one here."""
+    return tuple(
+        KnownCause(
+            text(each.get("name")),
+            text(each.get("meaning")),
+            text(each.get("torch")) or "any",
+            tuple(text(word) for word in listed(each.get("do")) if text(word)),
+        )
+        for each in map(mapping, listed(cause.get("known")))
+        if text(each.get("name"))
+    )
 
 
 def _hit(hit: Mapping[str, Any], name: str) -> Hit:

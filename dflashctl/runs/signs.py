@@ -149,6 +149,18 @@ def known_hits(facts: RunFacts) -> list[Hit]:
     return sorted(hits, key=lambda hit: not hit.fatal)
 
 
+def explained(facts: RunFacts) -> bool:
+    """Has `dflashctl explain` more to say than that nothing is known?"""
+    return bool(known_hits(facts) or facts.root_cause_known)
+
+
+def known_cause_sentence(facts: RunFacts) -> str:
+    """What the program's own root cause is known as: the first of them, the first sentence of its meaning."""
+    cause = facts.root_cause_known[0]
+    meaning = cause.meaning.partition(". ")[0].rstrip(".")
+    return f"known failure {cause.name}: {meaning} (dflashctl explain {facts.name})"
+
+
 def log_sentences(facts: RunFacts) -> list[str]:
     """What the log says about trouble: the first known failure, or else the first exception; how many."""
     log = facts.log

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dflashctl.render.text import age, duration, plural, size
 from dflashctl.runs.alive import judge_alive
 from dflashctl.runs.facts import Ending, RunFacts
-from dflashctl.runs.signs import known_hits, known_sentence, log_sentences
+from dflashctl.runs.signs import explained, known_cause_sentence, known_hits, known_sentence, log_sentences
 from dflashctl.runs.vocabulary import BAD, ENDED, Confidence, Rules, State, Verdict
 
 __all__ = ["BAD", "ENDED", "Confidence", "Rules", "State", "Verdict", "judge"]
@@ -94,9 +94,11 @@ def _how(ending: Ending, facts: RunFacts) -> tuple[State, str]:
 
 def _cause(facts: RunFacts) -> list[str]:
     """Why it failed: the program's own word first, then its log."""
-    if facts.root_cause:
-        return [facts.root_cause, *(known_sentence(hit, facts) for hit in known_hits(facts)[:1])]
-    return log_sentences(facts)
+    if not facts.root_cause:
+        return log_sentences(facts)
+    if facts.root_cause_known:
+        return [facts.root_cause, known_cause_sentence(facts)]
+    return [facts.root_cause, *(known_sentence(hit, facts) for hit in known_hits(facts)[:1])]
 
 
 def _peak(ending: Ending) -> str:
@@ -154,7 +156,7 @@ def _next_ended(state: State, facts: RunFacts) -> tuple[str, ...]:
     if state == "finished":
         return (f"dflashctl runs show {facts.name}",)
     if state in ("failed", "lost"):
-        explain = (f"dflashctl explain {facts.name}",) if known_hits(facts) else ()
+        explain = (f"dflashctl explain {facts.name}",) if explained(facts) else ()
         return (*explain, f"dflashctl logs {facts.name}")
     return ()
 

@@ -111,6 +111,51 @@ def test_an_exception_in_any_thread_ends_the_program_at_once(tmp_path: Path) -> 
     assert read(tmp_path / "root_cause.json")["error"] == "ZeroDivisionError: division by zero"
 
 
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "error"),
+    [
+        (f"threading.Thread(target=lambda: fail({OOM!r})).start()\ntime.sleep(60)\n", 70, "RuntimeError"),
+        (f"sys.exit(guarded(lambda: fail({OOM!r}), files))\n", 1, "RuntimeError"),
+        (f"sys.exit(guarded(lambda: fail({OOM!r}, DataError), files))\n", 1, "DataError"),
+    ],
+)
+def test_a_known_failure_is_named_in_the_log_and_in_the_root_cause(
+    tmp_path: Path, body: str, code: int, error: str
+) -> None:
+    head = (
+        "from trainer.cli import guarded\nfrom trainer.errors import DataError\n"
+        "def fail(text, kind=RuntimeError): raise kind(text)\n"
+    )
+    done = subprocess.run(
+        program(tmp_path, head + body), cwd=PROJECT, capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == code, done.stderr
+    assert ("Traceback" in done.stderr) == (error == "RuntimeError")
+    cause = read(tmp_path / "root_cause.json")
+    assert cause["error"] == f"{error}: {OOM}"
+    (known,) = cause["known"]
+    assert known["name"] == "cuda-oom" and known["meaning"].startswith("A GPU has no room")
+    assert len(known["do"]) >= 2 and known["torch"] == "any"
+    told = done.stderr[done.stderr.rindex(OOM) :].splitlines()[1:]
+    assert told == [f"known failure cuda-oom: {known['meaning']}", *(f"  do: {each}" for each in known["do"])]
+
+
+def test_a_failure_that_nobody_knows_has_none(tmp_path: Path) -> None:
+    assert RunFiles(tmp_path).fail(ValueError("tap layer 61 is out of range")) == ()
+    assert read(tmp_path / "root_cause.json")["known"] == []
+
+
+def test_a_root_cause_that_cannot_be_written_hides_no_failure(tmp_path: Path, capfd: Any) -> None:
+    files = RunFiles(tmp_path / "run")
+    (tmp_path / "run").rmdir()
+    (known,) = files.fail(OSError(28, "No space left on device", "/workspace/ckpt"))
+    assert known.name == "disk-full"
+    assert "root_cause.json cannot be written: " in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_is_raised_at_the_next_beat(tmp_path: Path, number: signal.Signals, code: int) -> None:
     body = (

@@ -10,19 +10,21 @@ from pathlib import Path
 import pytest
 
 from dflashctl.runs import known
+from trainer import failures
+from trainer.failures import KnownFailure
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("row", known.table(), ids=lambda row: row.name)
-def test_a_pattern_finds_its_example_and_no_other(row: known.KnownFailure) -> None:
+def test_a_pattern_finds_its_example_and_no_other(row: KnownFailure) -> None:
     found = [other.name for other in known.table() if other.finds(row.example)]
     assert row.name in found
     assert set(found) - {row.name} == set(row.also)
 
 
 @pytest.mark.parametrize("row", known.table(), ids=lambda row: row.name)
-def test_a_row_says_what_it_means_and_what_to_do(row: known.KnownFailure) -> None:
+def test_a_row_says_what_it_means_and_what_to_do(row: KnownFailure) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.name)
     assert len(row.meaning) > 20
     assert row.do
@@ -68,9 +70,77 @@ def test_other_wordings_of_the_same_failure(line: str, name: str) -> None:
     assert [row.name for row in known.table() if row.finds(line)] == [name]
 
 
-def test_the_table_is_read_without_torch() -> None:
-    code = "from dflashctl.runs import known; known.table(); import sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
+@pytest.mark.parametrize("module", ["dflashctl.runs.known", "trainer.failures"])
+def test_the_table_is_read_without_torch_and_without_pydantic(module: str) -> None:
+    heavy = "sorted(sys.modules.keys() & {'torch', 'pydantic'})"
+    code = f"import sys, {module} as known; known.table(); print({heavy})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_a_project_with_another_program_named_trainer_does_not_hide_the_table(tmp_path: Path) -> None:
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__init__.py").write_text("raise SystemExit('another program')\n")
+    head = f"import sys; sys.path.append({str(ROOT)!r})"
+    code = f"{head}; from dflashctl.runs import known; print(len(known.table()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, timeout=60, capture_output=True, text=True
+    )
+    assert done.stdout == f"{len(known.table())}\n", done.stderr
+
+
+TEXT = """\
+[rank1]: W0101 12:00:00 torch/_dynamo/convert_frame.py:1358] torch._dynamo hit config.recompile_limit (8)
+torch.OutOfMemoryError: CUDA out of memory. 9.71 GiB is reserved by PyTorch but unallocated.
+NVRM: Xid (PCI:0000:41:00): 79, pid=1234, GPU has fallen off the bus.
+torch.OutOfMemoryError: CUDA out of memory.
+"""
+
+
+def test_a_text_shows_its_rows_fatal_ones_first_each_once() -> None:
+    names = ["cuda-oom", "cuda-fragmentation", "gpu-off-bus", "gpu-xid", "recompile-limit"]
+    assert [row.name for row in failures.find(TEXT)] == names
+    assert failures.find("step 118 loss 2.31\n") == () and failures.find("") == ()
+
+
+def test_an_error_is_known_by_its_traceback_and_its_causes() -> None:
+    def compiled() -> None:
+        is_key_in_tls = False
+        assert is_key_in_tls, "torch._C._is_key_in_tls(attr_name)"
+
+    try:
+        try:
+            compiled()
+        except AssertionError as error:
+            raise RuntimeError("the drafter thread failed") from error
+    except RuntimeError as error:
+        assert [row.name for row in failures.of_error(error)] == ["cudagraph-trees-tls"]
+    assert failures.of_error(ValueError("tap layer 61 is out of range")) == ()
+
+
+@pytest.mark.parametrize("table", ["version: 2\n", "- [", "version: 1\n", "version: 1\nfailures: 3\n", None])
+def test_a_table_that_cannot_be_read_hides_no_error(
+    table: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures.table.cache_clear()
+    monkeypatch.setattr(failures, "TABLE", tmp_path / "known_failures.yaml")
+    if table is not None:
+        failures.TABLE.write_text(table)
+    try:
+        assert failures.of_error(RuntimeError("CUDA out of memory")) == ()
+    finally:
+        failures.table.cache_clear()
+
+
+def test_words_say_meaning_versions_and_what_to_do() -> None:
+    (row,) = failures.find("assert torch._C._is_key_in_tls(attr_name)")
+    head, *do = failures.words((row,)).splitlines()
+    assert head == f"known failure cudagraph-trees-tls (torch: <2.13): {row.meaning}"
+    assert do == [f"  do: {each}" for each in row.do]
+    assert failures.words(()) == ""
+    assert failures.as_json((row,)) == [
+        {"name": row.name, "meaning": row.meaning, "torch": "<2.13", "do": list(row.do)}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,4 +161,4 @@ def test_the_table_is_read_without_torch() -> None:
 )
 def test_a_broken_table_is_refused_with_the_rows_name(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        known.parse(text)
+        failures.parse(text)

@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 
-from dflashctl.runs.facts import Ending, Family, GpuUse, Heartbeat, Hit, Log, Process, RunFacts, Steps
+from dflashctl.runs.facts import (
+    Ending,
+    Family,
+    GpuUse,
+    Heartbeat,
+    Hit,
+    KnownCause,
+    Log,
+    Process,
+    RunFacts,
+    Steps,
+)
 from dflashctl.runs.verdict import Rules, judge
 
 
@@ -106,6 +117,12 @@ CASE("exit code 3", ending=Ending("exited", 3), log=log(), state="failed", says=
 CASE("a root cause on disk names the error", ending=Ending("exited", 1),
      root_cause="ValueError: NaN at step.py:80",
      state="failed", says=["exit code 1", "ValueError: NaN at step.py:80"])
+CASE("a root cause that is known says what it means, once", ending=Ending("exited", 1), log=log(**TLS),
+     root_cause="OutOfMemoryError: CUDA out of memory at step.py:80",
+     root_cause_known=(KnownCause("cuda-oom", "A GPU has no room. The line says more.", do=("fewer",)),),
+     state="failed", says=["known failure cuda-oom: A GPU has no room (dflashctl explain localtls)"],
+     never=["The line says more", "log line 214"],
+     next=["dflashctl explain localtls", "dflashctl logs localtls"])
 CASE("exit code 0 with a root cause is no success", ending=Ending("exited", 0), root_cause="ValueError: x",
      state="failed", says=["ValueError: x"])
 CASE("a known failure explains the exit", ending=Ending("exited", 1), log=log(**TLS), state="failed",
