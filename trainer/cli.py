@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ import typer
 import yaml
 
 from trainer import config as configs
+from trainer import failures
 from trainer.errors import ConfigError, Stopped, TrainerError
 from trainer.machine import prepare_environment
 from trainer.runfiles import RunFiles
@@ -87,19 +89,18 @@ def train(recipe: Annotated[Path, typer.Argument(help="A recipe with a train: se
 
 def guarded(work: Callable[[], None], files: RunFiles | None) -> int:
     """Run `work`; its failure becomes a message, root_cause.json and an exit code; only bugs keep a
-    traceback.
+    traceback. A failure that others have met before is told with what it means and what helps.
     """
     try:
         work()
-    except TrainerError as error:
-        if files and not isinstance(error, Stopped):  # being told to stop is no failure
-            files.fail(error)
+    except Stopped as error:  # being told to stop is no failure
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except Exception as error:
-        if files:
-            files.fail(error)
-        raise
+        known = files.fail(error) if files else failures.of_error(error)
+        said = f"error: {error}" if isinstance(error, TrainerError) else traceback.format_exc().rstrip()
+        print(said, failures.words(known), sep="\n" if known else "", file=sys.stderr, flush=True)
+        return error.exit_code if isinstance(error, TrainerError) else 1
     return 0
 
 
