@@ -17,7 +17,8 @@ from trainer.data.packing import Rows
 from trainer.loss import Kind, Sums, head_loss
 from trainer.machine import multiplies_bfloat16
 from trainer.model.drafter import Drafter
-from trainer.model.mask import bounds, dense_mask, flex_mask
+from trainer.model.flex import flex_mask
+from trainer.model.mask import bounds, dense_mask
 from trainer.model.target import States, Target
 from trainer.objective import Blocks, choose_anchors, make_blocks
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.model.mask import bounds, dense_mask, flex_mask, mask_mod
+from trainer.model.flex import flex_mask
+from trainer.model.mask import bounds, dense_mask, mask_mod
 
 
 def may_see(anchors, keep, documents, block_size, window, query, key, row_tokens) -> bool:

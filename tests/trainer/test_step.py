@@ -105,6 +105,29 @@ def test_packing_documents_together_changes_nothing(
     assert_same(results[0], results[2])
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("layers", LAYERS)
+def test_flex_and_dense_attention_train_the_same(
+    make_drafter: Callable[..., Drafter],
+    make_target: Callable[..., Target],
+    layers: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On rows of several tiles with dead blocks, through all layers."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    drafter, target, config = make_drafter(layers), make_target(), settings()
+    rows = pack(documents((90, 50, 30, 60, 12)), 140)
+    assert len(rows) == 2
+    dense, flex = (
+        sums_and_gradients(
+            drafter, target, dataclasses.replace(config, attention=attention), rows, [slice(None)]
+        )
+        for attention in ("dense", "flex")
+    )
+    assert dense[0].weight > 100
+    assert_same(dense, flex)
+
+
 @pytest.mark.parametrize("weighting", ["decay", "dpace"])
 def test_micro_batches_and_ranks_add_up_to_the_whole_batch(
     make_drafter: Callable[..., Drafter], make_target: Callable[..., Target], weighting: str

@@ -62,14 +62,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Tensor:
     """Attention [R, A, Q, E] under a dense boolean mask [R, 1, Q, T] or flex attention's BlockMask.
 
-    What a query that sees nothing (a dead block's) gets is finite and means nothing.
+    A query that sees nothing (a dead block's) gets zero, and gives no gradient.
     """
     grouped = q.shape[1] != k.shape[1]
     if not isinstance(mask, Tensor):
         return flex(q, k, v, mask, scale, grouped)
+    alive = mask.any(-1, keepdim=True)
+    mask = mask | ~alive  # a softmax over no key at all is NaN in some kernels
     if not q.is_cuda and mask.numel() * q.shape[1] <= MOST_SCORES:
-        return _attend_by_groups(q, k, v, mask, scale)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+        out = _attend_by_groups(q, k, v, mask, scale)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+    return out * alive
 
 
 def _attend_by_groups(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -81,7 +85,7 @@ def _attend_by_groups(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: floa
     rows, heads, queries, size = q.shape
     groups, keys = k.shape[1], k.shape[2]
     each = heads // groups
-    # Finite, so that a row without keys gives no NaN; far below any score, so that hidden keys weigh nothing.
+    # Far below any score, so that hidden keys weigh nothing.
     hidden = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -1e30)
     hidden = hidden[:, :, None].expand(rows, groups, each, queries, keys)
     scores = torch.baddbmm(

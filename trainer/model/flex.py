@@ -1,24 +1,39 @@
-"""Flex attention, compiled once per process: the GPU's way to attend under a block mask."""
+"""Flex attention under the drafter's rule: the GPU's way, compiled there once per process and shape."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from trainer.model.mask import Bounds, mask_mod
+from trainer.model.tiles import TILE, ordered, tile_map
 
 
 @cache
-def _compiled() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False)
+def _compiled(function: Callable[..., Any]) -> Any:
+    return torch.compile(function, dynamic=False)
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float, grouped: bool) -> Tensor:
-    """Attention [R, A, Q, E] under a BlockMask; on the CPU uncompiled, for comparison only."""
-    from torch.nn.attention.flex_attention import flex_attention
+def flex_mask(rule: Bounds) -> BlockMask:
+    """The rule as a BlockMask [R, heads broadcast, Q, S + Q]: tiles by arithmetic, elements by the rule."""
+    partly, whole = (_compiled(tile_map) if rule.low.is_cuda else tile_map)(rule)
+    queries = rule.low.shape[1]
+    return BlockMask.from_kv_blocks(
+        *ordered(partly),
+        *ordered(whole),
+        BLOCK_SIZE=TILE,
+        mask_mod=mask_mod(rule),
+        seq_lengths=(queries, rule.row_tokens + queries),
+    )
 
-    run = _compiled() if q.is_cuda else flex_attention
-    return run(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped)
+
+def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float, grouped: bool) -> Tensor:
+    """Attention [R, A, Q, E] under a BlockMask, zero for queries that see nothing; on the CPU uncompiled."""
+    run = _compiled(flex_attention) if q.is_cuda else flex_attention
+    out: Tensor = run(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped)
+    return out

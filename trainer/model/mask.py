@@ -2,9 +2,8 @@
 
 Keys are the row's S context tokens followed by the N blocks of B tokens; queries are the N blocks' tokens. A
 query of block j, slot o, whose anchor is token a of document d, sees
-  context token t   if t < a (strictly: the target has not yet read the anchor when the block is drafted) and
-  t is of
-                    document d; in a sliding layer of window W also t >= a + o - (W - 1);
+  context token t   if t is of document d and t < a (strictly: the target has not yet read the anchor when the
+                    block is drafted); in a sliding layer of window W also t >= a + o - (W - 1);
   block token (j,p) always in a full layer; only p <= o in a sliding layer (as SGLang serves them).
 It never sees another block, however close its anchor. A dead block (keep false) sees nothing and is seen by
 nobody.
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,14 +57,17 @@ def bounds(anchors: Tensor, keep: Tensor, doc_start: Tensor, block_size: int, wi
     )
 
 
+def own_keys(rule: Bounds, query: Tensor) -> tuple[Tensor, Tensor]:
+    """First and last + 1 of the keys of a query's own block that it sees."""
+    first = rule.row_tokens + query - query % rule.block_size
+    return first, rule.row_tokens + query + 1 if rule.causal else first + rule.block_size
+
+
 def sees(rule: Bounds, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Whether `query` of `row` sees `key`; the index tensors broadcast against each other."""
+    first, last = own_keys(rule, query)
     context = (key >= rule.low[row, query]) & (key < rule.high[row, query])
-    token = key - rule.row_tokens  # negative for context keys
-    own = (token >= 0) & (token // rule.block_size == query // rule.block_size)
-    if rule.causal:
-        own = own & (token % rule.block_size <= query % rule.block_size)
-    return (context | own) & rule.alive[row, query]
+    return (context | ((key >= first) & (key < last))) & rule.alive[row, query]
 
 
 def dense_mask(rule: Bounds) -> Tensor:
@@ -86,13 +87,3 @@ def mask_mod(rule: Bounds) -> MaskMod:
         return sees(rule, row, query, key)
 
     return visible
-
-
-def flex_mask(rule: Bounds) -> Any:
-    """The rule as flex attention's BlockMask [R, heads broadcast, Q, S + Q]."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    rows, queries = rule.low.shape
-    return create_block_mask(
-        mask_mod(rule), rows, None, queries, rule.row_tokens + queries, device=str(rule.low.device)
-    )
