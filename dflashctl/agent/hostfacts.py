@@ -29,15 +29,15 @@ def host_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     timeout_s = float(request.get("smi_timeout_s", 20.0))
     count = max(1, int(request.get("samples", 1)))
     gpu_argv = [program, "--query-gpu=" + GPU_FIELDS, "--format=csv,noheader,nounits"]
-    apps = _begin([program, "--query-compute-apps=" + APP_FIELDS, "--format=csv,noheader,nounits"])
+    apps = begin([program, "--query-compute-apps=" + APP_FIELDS, "--format=csv,noheader,nounits"])
     samples = []
     for number in range(count):
         if number:
             time.sleep(float(request.get("interval_s", 0.25)))
-        samples.append(_end(_begin(gpu_argv), timeout_s))
+        samples.append(end(begin(gpu_argv), timeout_s))
         if samples[-1]["problem"]:
             break  # one deadline is enough to know that it hangs
-    app_reading = _end(apps, timeout_s)
+    app_reading = end(apps, timeout_s)
     return {
         "at": time.time(),
         "boot_id": proc.boot_id(),
@@ -57,7 +57,7 @@ def _reservations() -> List[Dict[str, Any]]:
         return []
 
 
-def _begin(argv: List[str]) -> Any:
+def begin(argv: List[str]) -> Any:
     """A started process, or the reason why there is none."""
     try:
         return subprocess.Popen(
@@ -69,7 +69,7 @@ def _begin(argv: List[str]) -> Any:
         return str(error)
 
 
-def _end(started: Any, timeout_s: float) -> Dict[str, Any]:
+def end(started: Any, timeout_s: float) -> Dict[str, Any]:
     """Its output. One that hangs in the driver (state D) survives KILL: it is left behind, not waited for."""
     if isinstance(started, str):
         return {"exit": None, "stdout": "", "stderr": "", "problem": started}

@@ -55,6 +55,8 @@ OPS: Dict[str, str] = {
     "host_facts": "hostfacts:host_facts",
     "inside_facts": "insidefacts:inside_facts",
     "learn_idle": "insidefacts:learn_idle",
+    "doctor_host": "doctor_host:doctor_host",
+    "doctor_inside": "doctor_inside:doctor_inside",
 }
 """Operation -> "module:function" beside this file, imported only when asked for."""
 

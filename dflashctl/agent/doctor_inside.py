@@ -1,0 +1,141 @@
+"""What `doctor` wants to know of the place where runs live: its Python, torch, limits, folders.
+
+Nothing is changed. torch is imported by one child with a deadline, in the environment that a run has
+(agent/doctor_torch.py); what it said before the deadline counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List
+
+from . import doctor_torch, proc
+from .doctor_place import place, text_of
+from .environment import driver
+from .hostfacts import begin, end
+
+MARK = "DOCTOR "
+EVERY_S = 1.0
+"""A sign of life while torch is imported: a silent command makes the caller look at the freezer."""
+
+LIMITS = ("nofile", "memlock", "nproc", "stack")
+TAIL_BYTES = 2000
+Facts = Dict[str, Any]
+
+
+def doctor_inside(request: Facts, emit: Any) -> Facts:
+    """request: paths, env (of a run), python (whose torch is asked, or null), torch_timeout_s (90),
+    program_timeout_s (20).
+
+    Emits {"clock"} at once, {"torch_s"} while torch is imported. Answers {"boot_id", "uid", "executable",
+    "version", "prefix", "base_prefix", "limits": {name: [soft, hard]} (-1: none), "place", "uid_map",
+    "driver", "smi": reading of index, uuid, driver, "torch": see `ask_torch`}.
+    """
+    emit({"clock": time.time()})
+    smi = begin(["nvidia-smi", "--query-gpu=index,uuid,driver_version", "--format=csv,noheader"])
+    python = request.get("python")
+    torch = ask_torch(str(python), request, emit) if python else None
+    return {
+        "boot_id": proc.boot_id(),
+        "uid": os.getuid(),
+        "executable": sys.executable,
+        "version": list(sys.version_info[:3]),
+        "prefix": sys.prefix,
+        "base_prefix": sys.base_prefix,
+        "limits": {name: limit(name) for name in LIMITS},
+        "place": place("", [str(path) for path in request["paths"]]),
+        "uid_map": text_of("/proc/self/uid_map"),
+        "driver": driver(),
+        "smi": end(smi, float(request.get("program_timeout_s") or 20.0)),
+        "torch": torch,
+    }
+
+
+def limit(name: str) -> List[int]:
+    """[soft, hard]; -1 for none."""
+    return list(resource.getrlimit(getattr(resource, "RLIMIT_" + name.upper())))
+
+
+def ask_torch(python: str, request: Facts, emit: Any) -> Facts:
+    """{"said": {step: facts}, "problem": null | "timeout" | why it ended, "stderr", "took_s"}."""
+    loader: Any = doctor_torch.__loader__
+    source = loader.get_source(doctor_torch.__name__)
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    environment.update({str(key): str(value) for key, value in (request.get("env") or {}).items()})
+    began = time.monotonic()
+    try:
+        child = subprocess.Popen(
+            [python, "-c", source],
+            cwd="/",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return {"said": {}, "problem": "%s: %s" % (python, error.strerror), "stderr": "", "took_s": 0.0}
+    out, problem = _listen(child, began + float(request.get("torch_timeout_s") or 90.0), emit, began)
+    if problem is None and child.returncode:
+        problem = "its process ended with %s" % (
+            "signal %d" % -child.returncode if child.returncode < 0 else "exit code %d" % child.returncode
+        )
+    stderr = out[1][-TAIL_BYTES:].decode("utf-8", "replace").strip()
+    return {"said": _said(out[0]), "problem": problem, "stderr": stderr, "took_s": time.monotonic() - began}
+
+
+def _listen(child: Any, deadline: float, emit: Any, began: float) -> Any:
+    """Both streams to their end, or to the deadline: then the child's session is killed, in which nobody else
+    is. Returns ([stdout, stderr], null | "timeout")."""
+    streams = [child.stdout, child.stderr]
+    out: List[bytes] = [b"", b""]
+    told = began
+    open_ones = list(streams)
+    try:
+        while open_ones:
+            now = time.monotonic()
+            if now >= deadline:
+                return out, "timeout"
+            ready = select.select(open_ones, [], [], min(EVERY_S, deadline - now))[0]
+            for stream in ready:
+                data = os.read(stream.fileno(), 65536)
+                out[streams.index(stream)] += data
+                if not data:
+                    open_ones.remove(stream)
+            if time.monotonic() - told >= EVERY_S:
+                told = time.monotonic()
+                emit({"torch_s": told - began})
+        try:
+            child.wait(max(deadline - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            return out, "timeout"
+        return out, None
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            try:
+                child.wait(1.0)
+            except subprocess.TimeoutExpired:  # in the driver (state D): left behind, it dies with its call
+                pass
+        for stream in streams:
+            stream.close()
+
+
+def _said(out: bytes) -> Facts:
+    """The lines `DOCTOR {"step": ..., ...}`; anything else that an import prints is passed over."""
+    found: Facts = {}
+    for line in out.decode("utf-8", "replace").splitlines():
+        if line.startswith(MARK):
+            try:
+                value = json.loads(line[len(MARK) :])
+                found[str(value.pop("step"))] = value
+            except (ValueError, KeyError, AttributeError):
+                continue
+    return found
