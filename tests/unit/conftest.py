@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for gpu_kit
 
 from dflashctl.agent import cgroup, launch, proc, runfolder, stop, waiting
 from dflashctl.agent.signals import send_signal
+from dflashctl.runs import watch
 
 
 class RunBox:
@@ -67,7 +68,7 @@ class RunBox:
     def run(self, answer: dict[str, Any]) -> runfolder.RunFolder:
         return runfolder.folder_of(self.state_dir, answer["id"])
 
-    def wait(self, answer: dict[str, Any], within_s: float = 20.0) -> dict[str, Any]:
+    def wait(self, answer: dict[str, Any], within_s: float = 60.0) -> dict[str, Any]:
         """exit.json of a run that ends by itself."""
         request = {"state_dir": self.state_dir, "id": answer["id"], "wait_s": within_s}
         ended = waiting.wait_end(request, None)
@@ -106,16 +107,30 @@ def box(tmp_path: Path) -> Iterator[RunBox]:
 
 
 @pytest.fixture
+def until_seen(box: RunBox, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The beginning of a program that goes on as soon as a watch in this process has had its first look."""
+    real = watch.look
+
+    def look(*args: Any, **more: Any) -> Any:
+        seen = real(*args, **more)
+        (box.root / "seen").touch()
+        return seen
+
+    monkeypatch.setattr(watch, "look", look)
+    return "import os, time\nwhile not os.path.exists('seen'): time.sleep(0.02)\n"
+
+
+@pytest.fixture
 def until() -> Callable[..., Any]:
     """Poll until something is true; its value, or a failure after `within_s`."""
 
-    def wait_for(look: Callable[[], Any], within_s: float = 10.0) -> Any:
+    def wait_for(look: Callable[[], Any], within_s: float = 60.0) -> Any:
         end = time.monotonic() + within_s
         while True:
             found = look()
             if found:
                 return found
             assert time.monotonic() < end, f"not within {within_s} s"
-            time.sleep(0.02)
+            time.sleep(0.01)
 
     return wait_for

@@ -150,7 +150,7 @@ class Box:
             port=self.port,
             identity_file=str(root / "id_ed25519"),
             known_hosts=str(self.known_hosts),
-            connect_timeout_s=5.0,
+            connect_timeout_s=20.0,
             use_ssh_config=False,
         )
 

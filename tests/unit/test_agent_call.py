@@ -180,7 +180,7 @@ def test_a_program_that_dies_without_an_answer_shows_the_end_of_its_stderr(tmp_p
 
 def test_a_deadline_says_that_it_may_still_be_running(tmp_path: Path) -> None:
     slow = tmp_path / "python"
-    slow.write_text("#!/bin/sh\nexec sleep 3\n")
+    slow.write_text("#!/bin/sh\nexec sleep 15\n")
     slow.chmod(0o755)
     with pytest.raises(Unreachable, match="may still be running"):
         call(LocalEngine(local_host(tmp_path, python=str(slow))), "ping", {}, timeout_s=0.4)
@@ -328,7 +328,7 @@ def test_every_operation_of_the_table_exists() -> None:
 def test_an_operation_that_takes_too_long_is_stopped_over_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(request: dict[str, Any], emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         try:
-            time.sleep(10)
+            time.sleep(60)
         finally:
             emit({"cleaned": True})
         return {}
@@ -337,7 +337,7 @@ def test_an_operation_that_takes_too_long_is_stopped_over_there(monkeypatch: pyt
     events: list[dict[str, Any]] = []
     started = time.monotonic()
     body = agent_main.perform("slow", {}, events.append, 0.2)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 40
     assert body["error"]["kind"] == "unreachable"
     assert "did not end within" in body["error"]["what"]
     assert events == [{"cleaned": True}]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -110,16 +111,18 @@ def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path: Path) -> None:
     assert not os.path.lexists(tmp_path / "ssh")
 
 
-def _hold(root: str, seconds: float, ready: object) -> None:
+def _hold(root: str, ready: Event, asked: Event, seconds: float) -> None:
     with folder.locked(LabPaths(Path(root)), create=True):
-        ready.set()  # type: ignore[attr-defined]
+        ready.set()
+        asked.wait(60)
         time.sleep(seconds)
 
 
-def _remove(root: str, seconds: float, ready: object) -> None:
+def _remove(root: str, ready: Event, asked: Event, seconds: float) -> None:
     paths = LabPaths(Path(root))
     with folder.locked(paths, create=True):
-        ready.set()  # type: ignore[attr-defined]
+        ready.set()
+        asked.wait(60)
         time.sleep(seconds)
         folder.remove(paths)
 
@@ -127,12 +130,13 @@ def _remove(root: str, seconds: float, ready: object) -> None:
 @pytest.mark.parametrize("work", [_hold, _remove])
 def test_a_second_one_waits_even_if_the_folder_goes_meanwhile(paths: LabPaths, work: object) -> None:
     context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    other = context.Process(target=work, args=(str(paths.root), 0.6, ready))
+    ready, asked = context.Event(), context.Event()
+    other = context.Process(target=work, args=(str(paths.root), ready, asked, 0.4))
     other.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(60)
         began = time.monotonic()
+        asked.set()
         with folder.locked(paths, create=True) as there:
             assert there and paths.lock.exists()
             assert time.monotonic() - began > 0.3
@@ -144,15 +148,16 @@ def test_a_second_one_waits_even_if_the_folder_goes_meanwhile(paths: LabPaths, w
 def test_waiting_ends_with_a_message(paths: LabPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "LOCK_DEADLINE_S", 0.2)
     context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    other = context.Process(target=_hold, args=(str(paths.root), 2.0, ready))
+    ready, asked = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(str(paths.root), ready, asked, 0.0))
     other.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(60)
         with pytest.raises(Locked, match="at work"), folder.locked(paths, create=True):
             pytest.fail("not reached")
     finally:
-        other.join(30)
+        asked.set()
+        other.join(60)
 
 
 def test_a_grown_log_begins_afresh(paths: LabPaths) -> None:

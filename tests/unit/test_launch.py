@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ COUNT = "open('starts', 'a').write('x'); import time; time.sleep({seconds})"
 
 def starts(box: Any) -> int:
     """How often COUNT has begun: waits for the first, and a moment for one too many."""
-    file, end = box.root / "starts", time.monotonic() + 10
+    file, end = box.root / "starts", time.monotonic() + 60
     while not file.exists() and time.monotonic() < end:
         time.sleep(0.02)
-    time.sleep(0.3)
+    time.sleep(0.2)
     return len(file.read_text()) if file.exists() else 0
 
 
@@ -36,7 +37,7 @@ def test_the_answer_and_the_record(box: Any) -> None:
     record = box.run(answer).record().value
     assert record["id"] == answer["id"] and record["log_start"] == 0
     assert record["boot_id"] == proc.boot_id() and record["init_start"] == proc.init_start()
-    assert abs(record["created_at"] - time.time()) < 20
+    assert abs(record["created_at"] - time.time()) < 120
     assert Path(box.run(answer).file("recipe.yaml")).read_text() == "version: 1\n"
 
 
@@ -195,13 +196,12 @@ def test_a_full_disk_starts_nothing_and_leaves_no_half_run(box: Any, monkeypatch
     assert runfolder.list_runs(box.state_dir) == []
 
 
-def test_a_run_whose_supervisor_was_killed_keeps_its_tag(box: Any) -> None:
+def test_a_run_whose_supervisor_was_killed_keeps_its_tag(box: Any, until: Callable[..., Any]) -> None:
     """Its program still writes the log and holds the GPUs: not a tag to give away."""
     first = box.launch(["sleep", "60"])
     supervisor = box.run(first).identities()[0]
     signals.send_signal(supervisor, signal.SIGKILL)
-    while box.run(first).live():
-        time.sleep(0.01)
+    until(lambda: not box.run(first).live())
     with pytest.raises(AgentError, match="lost its supervisor, but its processes live") as error:
         box.launch(["sleep", "60"])
     assert error.value.kind == "locked" and error.value.next.startswith("dflashctl kill t")
@@ -251,9 +251,10 @@ def test_a_supervisor_is_recognised_by_its_exact_command_line(box: Any) -> None:
 
 
 def test_waiting_ends_with_the_run_or_with_its_time(box: Any) -> None:
-    answer = box.python("import time; time.sleep(1)")
+    answer = box.launch(["sh", "-c", "until [ -e go ]; do sleep 0.05; done"])
     request = {"state_dir": box.state_dir, "id": answer["id"], "wait_s": 0.0}
     assert waiting.wait_end(request, None) == {"exit": None, "live": True, "problem": None, "log_tail": ""}
+    (box.root / "go").touch()
     assert box.wait(answer)["code"] == 0
     with pytest.raises(AgentError, match="no run"):
         waiting.wait_end({**request, "id": runfolder.new_id()}, None)
@@ -262,7 +263,7 @@ def test_waiting_ends_with_the_run_or_with_its_time(box: Any) -> None:
 def test_waiting_for_a_lost_run_says_so(box: Any) -> None:
     answer = box.launch(["sleep", "60"])
     signals.send_signal(box.run(answer).identities()[0], signal.SIGKILL)
-    request = {"state_dir": box.state_dir, "id": answer["id"], "wait_s": 10.0}
+    request = {"state_dir": box.state_dir, "id": answer["id"], "wait_s": 60.0}
     told = waiting.wait_end(request, None)
     assert told["exit"] is None and told["live"] is False
     assert told["problem"] == "its supervisor is gone without an exit.json"

@@ -190,11 +190,15 @@ def cli(box: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -
 
 
 def test_as_a_person_types_it(
-    box: Any, cli: Callable[..., Any], hook: tuple[str, type[Hook]], monkeypatch: pytest.MonkeyPatch
+    box: Any,
+    cli: Callable[..., Any],
+    hook: tuple[str, type[Hook]],
+    monkeypatch: pytest.MonkeyPatch,
+    until_seen: str,
 ) -> None:
     url, handler = hook
     monkeypatch.setenv("DFLASHCTL_WEBHOOK", url)
-    box.python("import time, sys; time.sleep(1.5); sys.exit(3)", "bad")
+    box.python(until_seen + "raise SystemExit(3)", "bad")
     code, out, err = cli("bad", "--command", "false")
     assert code == 0
     assert "bad failed on here: exit code 3" in out and out.splitlines()[-1] == "over: bad failed"
@@ -215,8 +219,8 @@ def test_a_run_that_has_ended_already_is_no_news(
     assert code == 2 and "s3cret" not in err
 
 
-def test_json_is_a_document_for_each(box: Any, cli: Callable[..., Any]) -> None:
-    box.python("import time; time.sleep(1.5)", "t")
+def test_json_is_a_document_for_each(box: Any, cli: Callable[..., Any], until_seen: str) -> None:
+    box.python(until_seen, "t")
     code, out, _ = cli("t", "--json")
     assert code == 0
     assert json.loads(out)["state"] == "finished" and json.loads(out)["schema"] == "dflashctl.news/1"

@@ -173,8 +173,10 @@ def test_no_contact_is_unknown_with_what_was_last_seen(
     assert "no route to host" in err
 
 
-def test_watch_without_a_terminal_says_what_changes_and_ends(box: Any, cli: Callable[..., Any]) -> None:
-    box.python("import time; time.sleep(2); print('done')", "short")
+def test_watch_without_a_terminal_says_what_changes_and_ends(
+    box: Any, cli: Callable[..., Any], until_seen: str
+) -> None:
+    box.python(until_seen + "print('done')", "short")
     code, out, _ = cli("status", "short", "--watch", "--every", "0.2")
     assert code == 0
     lines = out.splitlines()
@@ -183,8 +185,8 @@ def test_watch_without_a_terminal_says_what_changes_and_ends(box: Any, cli: Call
     assert any(line.startswith("short  finished") and "confidence high" in line for line in lines)
 
 
-def test_watch_with_check_tells_a_failure(box: Any, cli: Callable[..., Any]) -> None:
-    box.python("import time, sys; time.sleep(1); sys.exit(3)", "short")
+def test_watch_with_check_tells_a_failure(box: Any, cli: Callable[..., Any], until_seen: str) -> None:
+    box.python(until_seen + "raise SystemExit(3)", "short")
     assert cli("status", "short", "--watch", "--check", "--every", "0.2")[0] == 7
 
 
@@ -199,7 +201,7 @@ def test_the_log_is_shown_escaped_and_as_json_raw(box: Any, cli: Callable[..., A
 
 
 def test_the_last_lines_and_following(box: Any, cli: Callable[..., Any]) -> None:
-    program = "import time\nfor n in range(8):\n    print('line', n, flush=True)\n    time.sleep(0.2)"
+    program = "import time\nfor n in range(8):\n    print('line', n, flush=True)\n    time.sleep(0.1)"
     box.python(program, "short")
     code, out, _ = cli("logs", "short", "-f", "-n", "0")
     assert (code, out.splitlines()) == (0, [f"line {n}" for n in range(8)])

@@ -54,7 +54,7 @@ def test_a_sleeping_process_shows_no_cpu_time_and_a_spinning_one_does(
     assert found["sleeper"].family.processes[0].state == "S"
     assert found["sleeper"].family.processes[0].rss_bytes > 2**20
     assert found["sleeper"].supervisor_alive and found["sleeper"].leader_alive
-    assert 1.0 <= found["sleeper"].sample_s < 6
+    assert 1.0 <= found["sleeper"].sample_s < 60
     assert judge(found["spinner"]).state == "running"
 
 

@@ -117,7 +117,7 @@ def test_its_tag_its_log_and_its_gpus_are_its_own(old: Old) -> None:
 def test_it_is_killed_by_its_own_supervisor(old: Old) -> None:
     family = [one.identity for one in old.run.family()]
     told = old.stop()
-    assert told["outcome"] == "killed" and told["seconds"] < 4
+    assert told["outcome"] == "killed"
     assert [identity for identity in family if proc.living(identity)] == []
     assert told["exit"]["cause"] == "killed" and told["exit"]["killed_by"]["who"] == "ada@laptop"
     assert old.state() == "killed"

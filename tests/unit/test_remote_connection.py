@@ -6,13 +6,16 @@ Run: python -m pytest tests/unit/test_remote_connection.py
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import paramiko
 import pytest
@@ -27,6 +30,9 @@ from dflashctl.remote.known_hosts import fingerprint, line_for
 sys.path.insert(0, str(Path(__file__).parent))
 
 from remote_box import Box, ForwardingSession, Server, new_key
+
+BEGIN = "echo on; exec sleep 20"
+"""A command that has begun when it prints, and is silent then."""
 
 
 @pytest.fixture
@@ -106,13 +112,17 @@ def test_stdin_ends_even_when_it_is_empty(connection: SshConnection) -> None:
 
 
 def test_several_channels_at_once_from_threads(box: Box, connection: SshConnection) -> None:
-    def work(number: int) -> bytes:
-        return connection.run(["sh", "-c", f"sleep 0.3; echo {number}"], timeout_s=20).stdout
+    """Each waits until all eight have begun: one after the other they would wait for ever."""
+    begun = box.root / "begun"
+    begun.mkdir()
+    together = f"touch {begun}/$0; until [ -e {begun}/0 -a -e {begun}/1 -a -e {begun}/2 -a -e {begun}/3"
+    together += f" -a -e {begun}/4 -a -e {begun}/5 -a -e {begun}/6 -a -e {begun}/7 ]; do sleep 0.05; done"
 
-    started = time.monotonic()
+    def work(number: int) -> bytes:
+        return connection.run(["sh", "-c", f"{together}; echo $0", str(number)], timeout_s=60).stdout
+
     with ThreadPoolExecutor(8) as pool:
         assert sorted(pool.map(work, range(8))) == [f"{n}\n".encode() for n in range(8)]
-    assert time.monotonic() - started < 2.0  # one after the other it would be 2.4
     assert box.server.accepted == 1
 
 
@@ -140,36 +150,37 @@ def test_a_deadline_ends_the_wait_at_once(connection: SshConnection) -> None:
     connection.run(["true"], timeout_s=10)
     started = time.monotonic()
     with pytest.raises(CallTimeout):
-        connection.run(["sleep", "3"], timeout_s=0.5)
-    assert 0.4 < time.monotonic() - started < 1.5
+        connection.run(["sleep", "15"], timeout_s=0.5)
+    assert 0.4 < time.monotonic() - started < 12
 
 
 def test_a_deadline_also_ends_a_command_that_never_stops_talking(connection: SshConnection) -> None:
     with pytest.raises(CallTimeout):
-        connection.run(["timeout", "5", "yes"], timeout_s=0.5)
+        connection.run(["timeout", "15", "yes"], timeout_s=0.5)
 
 
 def test_a_child_that_keeps_the_output_open_is_not_waited_for(connection: SshConnection) -> None:
-    started = time.monotonic()
-    finished = connection.run(["sh", "-c", "sleep 4 & echo started"], timeout_s=20)
-    assert finished.stdout == b"started\n"
+    finished = connection.run(["sh", "-c", "sleep 60 & echo $!"], timeout_s=40)
+    os.kill(int(finished.stdout), signal.SIGKILL)  # it is still there
     assert finished.exit_status == 0
-    assert time.monotonic() - started < 3.0
 
 
 def test_a_connection_that_breaks_says_that_the_command_may_run_on(
     box: Box, connection: SshConnection
 ) -> None:
-    connection.run(["true"], timeout_s=10)
-    threading.Timer(0.3, box.server.drop).start()
+    drop = threading.Thread(target=box.server.drop)
     with pytest.raises(Unreachable, match="may still be running"):
-        connection.run(["sleep", "3"], timeout_s=20)
+        connection.run(["sh", "-c", BEGIN], timeout_s=40, on_stdout=lambda data: drop.start())
+    drop.join(20)
 
 
-def test_after_a_break_the_next_command_connects_anew(box: Box, connection: SshConnection) -> None:
+def test_after_a_break_the_next_command_connects_anew(
+    box: Box, connection: SshConnection, until: Callable[..., Any]
+) -> None:
     connection.run(["true"], timeout_s=10)
+    broken = connection.transport()
     box.server.drop()
-    time.sleep(0.2)
+    until(lambda: not broken.is_active())
     assert connection.run(["echo", "again"], timeout_s=10).stdout == b"again\n"
     assert box.server.accepted == 2
 
@@ -180,14 +191,10 @@ def test_a_peer_that_says_nothing_any_more_is_given_up(box: Box) -> None:
     box.known_hosts.write_text(
         line_for(f"[127.0.0.1]:{stall.port}", box.host_key.get_name(), box.host_key.asbytes())
     )
-    connection = SshConnection(box.targeted(port=stall.port), dead_after_s=1.0)
+    connection = SshConnection(box.targeted(port=stall.port), dead_after_s=1.5)
     try:
-        connection.run(["true"], timeout_s=10)
-        threading.Timer(0.2, stall.stalled.set).start()
-        started = time.monotonic()
         with pytest.raises(Unreachable, match="no sign of life"):
-            connection.run(["sleep", "8"], timeout_s=60)
-        assert time.monotonic() - started < 6.0
+            connection.run(["sh", "-c", BEGIN], timeout_s=60, on_stdout=lambda data: stall.stalled.set())
     finally:
         connection.close()
         stall.close()
@@ -282,8 +289,8 @@ def test_a_port_that_never_greets_ends_with_the_connect_timeout(box: Box) -> Non
         target = box.targeted(port=silent.getsockname()[1], connect_timeout_s=0.4)
         started = time.monotonic()
         with pytest.raises(Unreachable, match="takes connections, but does not answer as an ssh server"):
-            SshConnection(target).run(["true"], timeout_s=30)
-        assert time.monotonic() - started < 4.0
+            SshConnection(target).run(["true"], timeout_s=60)
+        assert time.monotonic() - started < 30
 
 
 def test_an_unknown_name_says_so(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,11 +306,11 @@ def test_a_resolver_that_hangs_ends_with_the_connect_timeout(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: release.wait(20) and [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: release.wait(60) and [])
     started = time.monotonic()
     with pytest.raises(Unreachable, match="did not answer within"):
-        SshConnection(box.targeted(connect_timeout_s=0.3)).run(["true"], timeout_s=10)
-    assert time.monotonic() - started < 2.0
+        SshConnection(box.targeted(connect_timeout_s=0.3)).run(["true"], timeout_s=50)
+    assert time.monotonic() - started < 30
     release.set()
 
 
@@ -314,18 +321,15 @@ def test_a_wrong_key_is_told_with_what_was_offered(box: Box) -> None:
     assert str(box.root / "stranger") in caught.value.what
 
 
-def test_ctrl_c_ends_at_once_and_cleanly(box: Box) -> None:
+def test_ctrl_c_ends_at_once_and_cleanly(box: Box, until: Callable[..., Any]) -> None:
     """In the real program, in the middle of a remote command."""
-    import signal
-    import subprocess
-
     (box.root / "hosts.yaml").write_text(
         "version: 1\ndefaults: {host: gpu}\nhosts:\n  gpu:\n    engine: ssh\n"
         f"    python: {box.bin}/slow-python\n"
         f"    ssh: {{host: 127.0.0.1, port: {box.port}, user: root, known_hosts: {box.known_hosts},"
         f" identity_file: {box.root}/id_ed25519}}\n"
     )
-    box.program("slow-python", f"echo >{box.root}/began; exec sleep 3")
+    box.program("slow-python", f"echo $$ >{box.root}/began; exec sleep 60")
     with subprocess.Popen(
         [sys.executable, "-m", "dflashctl", "status"],
         env={**os.environ, "DFLASHCTL_HOSTS": str(box.root / "hosts.yaml"), "HOME": str(box.home)},
@@ -334,14 +338,11 @@ def test_ctrl_c_ends_at_once_and_cleanly(box: Box) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        deadline = time.monotonic() + 20
-        while not (box.root / "began").exists():
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.05)
-        started = time.monotonic()
+        began = box.root / "began"
+        until(lambda: process.poll() is not None or (began.exists() and began.read_text()), within_s=40)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
-        assert time.monotonic() - started < 2
+        assert process.wait(40) == 130  # sooner than the command over there
+        os.kill(int(began.read_text()), signal.SIGKILL)
         assert process.stderr is not None
         assert process.stderr.read() == "interrupted\n"
 
@@ -357,33 +358,21 @@ def test_arguments_that_cannot_travel_are_refused_before_anything_connects(box: 
     assert box.server.accepted == 0
 
 
-def test_closing_twice_is_fine_and_ends_the_threads(box: Box) -> None:
+def test_closing_twice_is_fine_and_ends_the_threads(box: Box, until: Callable[..., Any]) -> None:
     connection = SshConnection(box.target)
     connection.run(["true"], timeout_s=10)
     connection.close()
     connection.close()
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        names = {thread.name for thread in threading.enumerate()}
-        if not names & {"ssh-keepalive", "ssh-watch"}:
-            break
-        time.sleep(0.05)
-    assert not names & {"ssh-keepalive", "ssh-watch"}
+    until(lambda: not {t.name for t in threading.enumerate()} & {"ssh-keepalive", "ssh-watch"})
 
 
-def test_a_failed_connection_leaves_no_transport_behind(box: Box) -> None:
+def test_a_failed_connection_leaves_no_transport_behind(box: Box, until: Callable[..., Any]) -> None:
     before = sum(isinstance(thread, paramiko.Transport) for thread in threading.enumerate())
     box.known_hosts.write_text("")
     with pytest.raises(UnknownHostKey):
         SshConnection(box.target).run(["true"], timeout_s=10)
     box.server.drop()
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        now = sum(isinstance(thread, paramiko.Transport) for thread in threading.enumerate())
-        if now <= before:
-            break
-        time.sleep(0.05)
-    assert now <= before
+    until(lambda: sum(isinstance(thread, paramiko.Transport) for thread in threading.enumerate()) <= before)
 
 
 def test_a_server_without_sftp_says_so(box: Box) -> None:
@@ -399,6 +388,6 @@ def test_a_server_without_sftp_says_so(box: Box) -> None:
     )
     try:
         with pytest.raises(Unreachable, match="no sftp"):
-            SshConnection(box.targeted(port=server.port)).sftp(timeout_s=5)
+            SshConnection(box.targeted(port=server.port)).sftp(timeout_s=20)
     finally:
         server.close()

@@ -6,10 +6,10 @@ Run: python -m pytest tests/unit/test_remote_local.py
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,16 +124,13 @@ def test_stdin_may_come_in_pieces_over_time(engine: LocalEngine) -> None:
 
 
 def test_a_deadline_says_that_it_may_still_be_running(engine: LocalEngine) -> None:
-    started = time.monotonic()
     with pytest.raises(Unreachable, match="may still be running"):
-        engine.run(["sleep", "2"], timeout_s=0.3)
-    assert time.monotonic() - started < 1.5
+        engine.run(["sleep", "15"], timeout_s=0.3)
 
 
 def test_a_child_that_keeps_the_output_open_is_not_waited_for(engine: LocalEngine) -> None:
-    started = time.monotonic()
-    assert engine.run(["sh", "-c", "sleep 4 & echo started"], timeout_s=20).stdout == b"started\n"
-    assert time.monotonic() - started < 3
+    child = engine.run(["sh", "-c", "sleep 60 & echo $!"], timeout_s=40).stdout
+    os.kill(int(child), signal.SIGKILL)  # it is still there
 
 
 def test_a_command_that_closes_its_output_early_is_waited_for(engine: LocalEngine) -> None:
@@ -157,7 +154,7 @@ def test_what_cannot_travel_is_refused(engine: LocalEngine) -> None:
 @given(words=st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=6))
 def test_arguments_arrive_unchanged(engine: LocalEngine, words: list[str]) -> None:
     script = "import sys, os; sys.stdout.buffer.write(b'\\0'.join(os.fsencode(w) for w in sys.argv[1:]))"
-    done = engine.run([sys.executable, "-c", script, *words], timeout_s=20)
+    done = engine.run([sys.executable, "-I", "-S", "-c", script, *words], timeout_s=20)
     assert done.stdout.decode() == "\0".join(words)
 
 

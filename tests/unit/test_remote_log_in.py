@@ -127,7 +127,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def add_to_agent(path: Path) -> None:
-    subprocess.run(["ssh-add", "-q", str(path)], timeout=10, check=True, capture_output=True)
+    subprocess.run(["ssh-add", "-q", str(path)], timeout=60, check=True, capture_output=True)
 
 
 def test_an_explicit_key_is_the_only_one_offered(house: House, agent: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_locked_key_works_through_the_agent(house: House, agent: Path) -> None
     house.door.right = new_key(path)
     add_to_agent(path)
     subprocess.run(
-        ["ssh-keygen", "-q", "-p", "-N", "secret", "-P", "", "-f", str(path)], timeout=10, check=True
+        ["ssh-keygen", "-q", "-p", "-N", "secret", "-P", "", "-f", str(path)], timeout=60, check=True
     )
     house.knock()
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,10 +141,8 @@ def test_a_lock_that_stays_is_given_up(box: Box, engine: PctEngine, monkeypatch:
     box.program(
         "pct", "echo \"can't lock file '/run/lock/lxc/pve-config-200.lock' - got timeout\" >&2; exit 4"
     )
-    started = time.monotonic()
     with pytest.raises(Locked, match="locked by another pct command"):
-        engine.put(Path(__file__), "/inside", timeout_s=20)
-    assert time.monotonic() - started < 5
+        engine.put(Path(__file__), "/inside", timeout_s=60)
     assert staged(box) == []
 
 
@@ -205,7 +205,7 @@ def test_a_killed_command_in_a_running_container_is_just_that(engine: PctEngine)
 
 def test_after_a_deadline_the_command_may_still_be_running(engine: PctEngine) -> None:
     with pytest.raises(Unreachable, match=r"sleep did not end within 0\.4 s; it may still be running"):
-        engine.run(["sleep", "3"], timeout_s=0.4)
+        engine.run(["sleep", "15"], timeout_s=0.4)
 
 
 def test_after_a_deadline_a_frozen_container_is_called_frozen(box: Box, engine: PctEngine) -> None:
@@ -218,7 +218,7 @@ def test_after_a_deadline_a_frozen_container_is_called_frozen(box: Box, engine: 
             stopped.send_signal(signal.SIGSTOP)
             box.program(
                 "pct",
-                f'[ "$1" = status ] || sleep 3\necho "pid: {stopped.pid}"\necho "status: running"',
+                f'[ "$1" = status ] || exec sleep 15\necho "pid: {stopped.pid}"\necho "status: running"',
             )
             with pytest.raises(ContainerDown, match="frozen") as caught:
                 engine.run(["true"], timeout_s=0.4)
@@ -234,14 +234,14 @@ def test_a_frozen_container_is_found_out_long_before_the_deadline(
     import subprocess
 
     monkeypatch.setattr(channel, "QUIET_FIRST_S", 0.5)
-    with subprocess.Popen(["sleep", "30"]) as stopped:
+    with subprocess.Popen(["sleep", "60"]) as stopped:
         try:
             stopped.send_signal(signal.SIGSTOP)
-            box.program("pct", f'[ "$1" = status ] || sleep 5\necho "pid: {stopped.pid}"')
+            box.program("pct", f'[ "$1" = status ] || exec sleep 45\necho "pid: {stopped.pid}"')
             started = time.monotonic()
             with pytest.raises(ContainerDown, match="frozen"):
                 engine.run(["true"], timeout_s=60)
-            assert time.monotonic() - started < 4
+            assert time.monotonic() - started < 40
         finally:
             stopped.kill()
 
@@ -252,7 +252,7 @@ def test_a_slow_silent_command_is_looked_after_and_goes_on(
     monkeypatch.setattr(channel, "QUIET_FIRST_S", 0.2)
     box.program("pct", f'[ "$1" = status ] && {{ echo x >>{box.root}/asked; exit 0; }}\nsleep 2; echo late')
     assert engine.run(["true"], timeout_s=20).stdout == b"late\n"
-    assert 1 <= (box.root / "asked").read_text().count("x") <= 3
+    assert 1 <= (box.root / "asked").read_text().count("x") <= 5  # ever more seldom
 
 
 def test_sudo_is_put_before_every_command(box: Box) -> None:
@@ -280,21 +280,29 @@ def test_a_full_host_disk_while_staging_is_a_failed_verification(
 
 
 def test_a_copy_has_a_deadline(box: Box, engine: PctEngine) -> None:
-    box.program("pct", '[ "$1" = status ] || sleep 5')
+    box.program("pct", '[ "$1" = status ] || exec sleep 45')
     started = time.monotonic()
     with pytest.raises(Unreachable):
         engine.put(Path(__file__), "/inside", timeout_s=1.0)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 40
     assert staged(box) == []
 
 
-def test_a_connection_that_breaks_in_the_middle_of_a_push(box: Box, engine: PctEngine) -> None:
-    import threading
+def test_a_connection_that_breaks_in_the_middle_of_a_push(
+    box: Box, engine: PctEngine, until: Callable[..., Any]
+) -> None:
+    began = box.root / "began"
+    box.program("pct", f"touch {began}; exec sleep 20")
 
-    box.program("pct", "sleep 3")
-    threading.Timer(0.6, box.server.drop).start()
+    def drop() -> None:
+        until(began.exists)
+        box.server.drop()
+
+    dropping = threading.Thread(target=drop)
+    dropping.start()
     with pytest.raises(Unreachable, match="the connection was lost"):
-        engine.put(Path(__file__), "/inside", timeout_s=20)
+        engine.put(Path(__file__), "/inside", timeout_s=60)
+    dropping.join(60)
     assert staged(box) == []  # through a connection of its own
 
 

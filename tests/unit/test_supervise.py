@@ -183,7 +183,7 @@ def test_an_end_is_written_with_its_code_or_signal(
     assert (ended["code"], ended["signal"], ended["cause"]) == (code, number, cause)
     assert ended["killed_by"] is None and ended["oom"] is False
     assert before - 1 < ended["started_at"] <= ended["ended_at"] <= time.time()
-    assert 0 < ended["wall_s"] < 20
+    assert 0 < ended["wall_s"] < 600
     assert ended["version"] == 1
 
 
@@ -194,20 +194,31 @@ def test_the_started_record_names_everybody(box: Any) -> None:
     assert started is not None
     assert started["leader"] == answer["leader"]
     assert started["boot_id"] == proc.boot_id() and started["init_start"] == proc.init_start()
-    assert abs(started["started_at"] - time.time()) < 20
-    assert 0 <= time.monotonic() - started["mono"] < 20
+    assert abs(started["started_at"] - time.time()) < 120
+    assert 0 <= time.monotonic() - started["mono"] < 120
     assert run.live()
     assert [event["event"] for event in run.events()] == ["launched", "started"]
 
 
-def test_peak_memory_is_of_the_whole_family(box: Any) -> None:
+def test_peak_memory_is_of_the_whole_family(box: Any, until: Callable[..., Any]) -> None:
+    """Two children hold 60 MB each until the supervisor has looked: it has, once it has written down `mark`,
+    who was born after them."""
     program = (
-        "import subprocess, sys, time\n"
-        "child = [sys.executable, '-c', 'import time; x = bytearray(60_000_000); time.sleep(6)']\n"
-        "two = [subprocess.Popen(child) for _ in range(2)]\n"
-        "[one.wait() for one in two]\n"
+        "import subprocess, sys\n"
+        "child = [sys.executable, '-c', 'x = bytearray(60_000_000); print(1, flush=True); input()']\n"
+        "pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE}\n"
+        "two = [subprocess.Popen(child, **pipes) for _ in range(2)]\n"
+        "[one.stdout.readline() for one in two]\n"
+        "mark = subprocess.Popen(['sh', '-c', 'until [ -e seen ]; do sleep 0.05; done'])\n"
+        "open('mark', 'w').write(f'{mark.pid} ')\n"
+        "mark.wait()\n"
+        "[one.communicate(b'\\n') for one in two]\n"
     )
-    ended = box.wait(box.python(program))
+    answer = box.python(program)
+    mark = int(until(lambda: (box.root / "mark").exists() and (box.root / "mark").read_text()))
+    until(lambda: mark in {pid for pid, _ in box.run(answer).identities()[1]})
+    (box.root / "seen").touch()
+    ended = box.wait(answer)
     assert 120_000_000 < ended["peak_rss_bytes"] < 400_000_000
 
 
@@ -224,7 +235,7 @@ def test_what_the_leader_leaves_behind_is_ended_after_the_grace(box: Any, until:
         "    os._exit(0)\n"
         "os.wait()\n"
     )
-    answer = box.python(program, grace_s=0.7)
+    answer = box.python(program, grace_s=1.0)
     orphan = int(until(lambda: (box.root / "orphan").exists() and (box.root / "orphan").read_text()))
     run = box.run(answer)
     until(lambda: any(event["event"] == "exited" for event in run.events()))
@@ -232,7 +243,7 @@ def test_what_the_leader_leaves_behind_is_ended_after_the_grace(box: Any, until:
     assert [one.pid for one in box.family(answer)] == [orphan]
     ended = box.wait(answer)
     assert ended["code"] == 0 and ended["cause"] == "exited"
-    assert 1.4 <= ended["wall_s"] < 5
+    assert 2.0 <= ended["wall_s"] < 50, "its grace, and that of TERM"
     signalled = [(event["signal"], event["pids"]) for event in run.events() if event["event"] == "signalled"]
     assert signalled == [(15, [orphan]), (9, [orphan])]
     assert proc.read_process(orphan) is None or proc.table()[orphan].dead
@@ -245,12 +256,12 @@ def test_after_a_failure_nobody_waits_for_the_others(box: Any) -> None:
         "subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
         "raise SystemExit(2)\n"
     )
-    ended = box.wait(box.python(program, grace_s=30.0))
+    ended = box.wait(box.python(program, grace_s=60.0))
     assert ended["code"] == 2
-    assert ended["wall_s"] < 5
+    assert ended["wall_s"] < 30, "not for the grace"
 
 
-def test_sigterm_to_the_supervisor_is_an_orderly_stop(box: Any) -> None:
+def test_sigterm_to_the_supervisor_is_an_orderly_stop(box: Any, until: Callable[..., Any]) -> None:
     program = (
         "import signal, sys, time\n"
         "def bye(*_):\n"
@@ -260,8 +271,7 @@ def test_sigterm_to_the_supervisor_is_an_orderly_stop(box: Any) -> None:
         "time.sleep(60)\n"
     )
     answer = box.python(program)
-    while "ready" not in box.log(answer):
-        time.sleep(0.02)
+    until(lambda: "ready" in box.log(answer))
     supervisor = box.run(answer).identities()[0]
     assert supervisor is not None
     signals.send_signal(supervisor, signal.SIGTERM)
@@ -273,10 +283,11 @@ def test_sigterm_to_the_supervisor_is_an_orderly_stop(box: Any) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGPIPE])
 def test_the_end_of_a_connection_ends_no_run(box: Any, number: int) -> None:
-    answer = box.python("import time; time.sleep(1.5)")
+    answer = box.launch(["sh", "-c", "until [ -e go ]; do sleep 0.05; done"])
     supervisor = box.run(answer).identities()[0]
     assert supervisor is not None
-    signals.send_signal(supervisor, number)
+    assert signals.send_signal(supervisor, number)
+    (box.root / "go").touch()
     ended = box.wait(answer)
     assert (ended["code"], ended["cause"]) == (0, "exited")
 
@@ -347,7 +358,7 @@ def test_without_a_record_the_supervisor_says_so_and_starts_nothing(tmp_path: Pa
         cwd=root,
         input=b"{}",
         capture_output=True,
-        timeout=20,
+        timeout=60,
     )
     assert done.returncode == 1
     assert json.loads(done.stdout) == {"failed": "there is no record.json"}
