@@ -5,6 +5,10 @@ Run: python -m pytest tests/unit/test_remote_pct_messages.py
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
 from dflashctl.errors import ContainerDown, DflashError, Locked, NotFound, UsageError
@@ -104,36 +108,69 @@ def test_sudo_speaks_first_or_not_at_all() -> None:
     assert classify_sudo("my program: sudo: no\n", "w") is None
 
 
-def test_the_three_signs_of_a_frozen_container() -> None:
-    v2 = b"4242 (init) S 1 2\n0::/lxc/200/ns/init.scope\n"
-    v1 = b"4242 (init) S 1 2\n12:freezer:/lxc/200\n3:cpu,cpuacct:/lxc/200\n0::/\n"
-    stopped = b"4242 (a ) T) T 1 2\n0::/\n"
-    assert freezer.freezer_files(v2) == ["/sys/fs/cgroup/lxc/200/ns/init.scope/cgroup.events"]
-    assert "/sys/fs/cgroup/freezer/lxc/200/freezer.state" in freezer.freezer_files(v1)
-    assert freezer.is_stopped(stopped) and not freezer.is_stopped(v2)
+def test_the_signs_of_a_frozen_container() -> None:
+    assert freezer.is_stopped(b"4242 (a ) T) T 1 2\n0::/\n")
+    assert not freezer.is_stopped(b"4242 (init) S 1 2\n")
     assert not freezer.is_stopped(b"4242 (x) T) S 1 2\n")  # a name that looks like a state
-    assert freezer.says_frozen(b"populated 1\nfrozen 1\n")
-    assert freezer.says_frozen(b"FROZEN\n")
-    assert not freezer.says_frozen(b"populated 1\nfrozen 0\n")
-    assert not freezer.says_frozen(b"THAWED\n")
-    assert freezer.init_pid(b"name: ct\npid: 4242\nstatus: running\n") == 4242
-    assert freezer.init_pid(b"status: stopped\n") is None
+    assert freezer.says_frozen(b"1 (init) S 1\npopulated 1\nfrozen 1\n")
+    assert freezer.says_frozen(b"1 (init) S 1\nFROZEN\n")
+    assert not freezer.says_frozen(b"1 (init) S 1\npopulated 1\nfrozen 0\n")
+    assert not freezer.says_frozen(b"1 (init) S 1\nTHAWED\n")
+
+
+V2 = {"4242/cgroup": "0::/lxc/200/ns/init.scope\n"}
+V1 = {"4242/cgroup": "12:pids:/x\n7:cpu,freezer:/lxc/200\n3:cpu,cpuacct:/lxc/200\n1:name=systemd:/y\n0::/\n"}
 
 
 @pytest.mark.parametrize(
-    ("process", "states", "expected"),
+    ("files", "frozen"),
     [
-        (b"42 (init) T 1\n0::/lxc/200\n", b"", True),
-        (b"42 (init) S 1\n0::/lxc/200\n", b"populated 1\nfrozen 1\n", True),
-        (b"42 (init) S 1\n0::/lxc/200\n", b"populated 1\nfrozen 0\n", False),
-        (b"", b"", False),
+        ({"4242/stat": "4242 (a ) S) T 1\n", **V2}, True),
+        (
+            {"4242/stat": "4242 (init) S 1\n", **V2, "cg/lxc/200/ns/init.scope/cgroup.events": "frozen 1\n"},
+            True,
+        ),
+        (
+            {"4242/stat": "4242 (init) S 1\n", **V2, "cg/lxc/200/ns/init.scope/cgroup.events": "frozen 0\n"},
+            False,
+        ),
+        ({"4242/stat": "4242 (init) S 1\n", **V1, "cg/freezer/lxc/200/freezer.state": "FROZEN\n"}, True),
+        ({"4242/stat": "4242 (init) S 1\n", **V1, "cg/freezer/lxc/200/freezer.state": "THAWED\n"}, False),
+        ({"4242/stat": "4242 (init) S 1\n", **V1}, False),
+        ({}, False),
     ],
 )
-def test_the_freezer_is_asked_in_order(process: bytes, states: bytes, expected: bool) -> None:
-    answers = {"pct": b"pid: 42\n", "/proc/42/stat": process}
+@pytest.mark.parametrize("by", ["lxc-info", "pct"])
+def test_the_freezer_is_asked_in_one_command(
+    files: dict[str, str], frozen: bool, by: str, tmp_path: Path
+) -> None:
+    """The script itself, over a made-up /proc and /sys/fs/cgroup."""
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    programs = {
+        "lxc-info": "echo 4242" if by == "lxc-info" else "echo 200 does not exist; exit 1",
+        "pct": "echo name: ct; echo pid: 4242; echo status: running" if by == "pct" else "exit 9",
+    }
+    for name, body in programs.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
 
-    def run(argv: object) -> bytes:
-        words = list(argv)  # type: ignore[call-overload]
-        return answers["pct"] if words[0] == "pct" else answers.get(words[1], states)
+    def run(argv: Sequence[str]) -> bytes:
+        env = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+        return subprocess.run(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
 
-    assert freezer.is_frozen(run, 200) is expected
+    assert freezer.is_frozen(run, 200, proc=str(tmp_path), cgroups=str(tmp_path / "cg")) is frozen
+
+
+def test_a_container_that_is_stopped_is_not_frozen(tmp_path: Path) -> None:
+    for said in ("-1", "", "x 1"):
+        program = tmp_path / "lxc-info"
+        program.write_text(f"#!/bin/sh\necho '{said}'\n")
+        program.chmod(0o755)
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        run = lambda argv, env=env: subprocess.run(argv, env=env, capture_output=True).stdout  # noqa: E731
+        assert freezer.is_frozen(run, 200, proc=str(tmp_path)) is False
