@@ -19,6 +19,7 @@ import yaml
 from trainer import config as configs
 from trainer import failures
 from trainer.errors import ConfigError, Stopped, TrainerError
+from trainer.export.cli import export, import_
 from trainer.machine import prepare_environment
 from trainer.runfiles import RunFiles
 
@@ -28,6 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train DFlash drafters, and measure them by real decoding.",
 )
+app.command()(export)
+app.command("import")(import_)
 
 
 def read_recipe(path: Path) -> Any:

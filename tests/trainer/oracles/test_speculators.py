@@ -1,26 +1,18 @@
 """A second implementation, the published `speculators` package, with the same weights: the same logits, the
 same mask.
 
-Only its model is used. Its imports of clients for servers and data sets, which the model never calls, are
-answered with empty modules, so that `pip install --no-deps speculators` is all that it needs. In CI its
-absence is a failure.
+Only its model is used; speculators_package.py says what it makes do without.
 
 Run: python -m pytest tests/trainer/oracles/test_speculators.py
 """
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import os
 import sys
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
+import speculators_package
 import torch
 from slow_rules import layout
 from tiny_cases import BLOCK, HIDDEN, MASK_ID, TAPS, WORDS, documents, drafter, qwen3, settings
@@ -34,60 +26,13 @@ from trainer.model.target import States, Target
 from trainer.objective import dpace_weights
 from trainer.step import Batch, DrafterStep
 
-NOT_NEEDED = ("datasets", "hs_connectors", "openai")
-
-
-class EmptyModules:
-    """An importer that answers for the packages in NOT_NEEDED."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name.split(".")[0] in NOT_NEEDED:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
-        return None
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        module = types.ModuleType(spec.name)
-
-        def anything(name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return mock.MagicMock()
-
-        module.__getattr__ = anything  # type: ignore[method-assign]
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
-
-
-@contextmanager
-def empty_modules() -> Iterator[None]:
-    finder = EmptyModules()
-    sys.meta_path.append(finder)  # last: a package that is really there is taken
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in [each for each in sys.modules if each.split(".")[0] in NOT_NEEDED]:
-            if isinstance(getattr(sys.modules[name].__spec__, "loader", None), EmptyModules):
-                del sys.modules[name]
-
-
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
 def peer() -> Any:
     """The modules of speculators' DFlash: core and attention, and its losses' utilities."""
-    if importlib.util.find_spec("speculators") is None:
-        advice = "speculators is not installed: pip install --no-deps speculators==0.9.0"
-        if os.environ.get("CI") == "true":
-            pytest.fail(advice)
-        pytest.skip(advice)
-    with empty_modules():
-        for part in ("losses.utils", "models.dflash.attention", "models.dflash.core"):
-            importlib.import_module(f"speculators.{part}")
-    return sys.modules["speculators"]
+    return speculators_package.load("losses.utils", "models.dflash.attention", "models.dflash.core")
 
 
 def peer_model(peer: Any, made: Drafter, target: Target) -> Any:

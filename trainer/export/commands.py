@@ -1,0 +1,228 @@
+"""`python -m trainer export` and `import`: a drafter out to servers, and a published one in for training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint import load_drafter, read_drafter_config
+from trainer.errors import ConfigError, TrainerError
+from trainer.export.files import CONFIG, read_json, read_tensors, weight_files, write_folder
+from trainer.export.files import header as header_of
+from trainer.export.hf import read_hf
+from trainer.export.names import body_shapes, check_names, head_shapes
+from trainer.export.speculators import read_speculators, speculators_json, target_name
+from trainer.model.drafter_config import DrafterConfig
+from trainer.model.pair import check_pair, dimension
+from trainer.model.target import read_config
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+FORMATS = ("hf", "speculators")
+# What a checkpoint of speculators holds beside the drafter: copies of the target's weights.
+TARGETS_OWN = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What was written, and how to use it."""
+
+    folder: Path
+    format: str
+    tensors: int
+    parameters: int
+    dtype: str
+    commands: dict[str, str]  # what -> the command line
+    notes: list[str]
+
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "schema": "trainer.export/1",
+            "folder": str(self.folder),
+            "format": self.format,
+            "tensors": self.tensors,
+            "parameters": self.parameters,
+            "dtype": self.dtype,
+            "commands": self.commands,
+            "notes": self.notes,
+        }
+
+
+def export(
+    checkpoint: Path,
+    out: Path,
+    format: str,
+    target: Path | None,
+    name: str | None = None,
+    dtype: str = "bfloat16",
+    with_head: bool = True,
+) -> Done:
+    """Write the drafter in `checkpoint` to the new folder `out`.
+
+    Args:
+        target: the target's folder; needed for the speculators layout, checked against the drafter if given.
+        name: under which servers find the target, when that is not its folder.
+        with_head: the speculators layout carries the target's embedding and head along.
+    Raises:
+        ConfigError: no such drafter or target, they do not fit, or `out` is there.
+        TrainerError: it cannot be written, or does not read back as it should.
+    """
+    config = read_drafter_config(checkpoint)
+    raw = None
+    if target is not None:
+        raw = read_config(target)
+        check_pair(config, raw, str(checkpoint), str(target))
+    elif format == "speculators":
+        raise ConfigError(
+            "the speculators layout names the target and carries its embedding and head",
+            where=str(out),
+            next="name the target's folder with --target",
+        )
+    wide = load_drafter(checkpoint).state_dict()
+    state = {key: tensor.to(DTYPES[dtype]) for key, tensor in wide.items()}
+    shapes = body_shapes(config)
+    known = name or (str(target) if target else "TARGET")
+    if format == "speculators":
+        assert target is not None and raw is not None
+        data = speculators_json(config, dtype, known, list(raw.get("architectures") or []))
+        if with_head:
+            shapes |= head_shapes(config)
+            state |= {key: tensor.to(DTYPES[dtype]) for key, tensor in embedding_and_head(target).items()}
+    else:
+        data = config.to_json(dtype)
+    check_names({key: tensor.shape for key, tensor in state.items()}, shapes, str(checkpoint))
+    write_folder(out, data, state)
+    verify(out, config, state, format)
+    count = sum(tensor.numel() for tensor in state.values())
+    commands, notes = serving(config, format, out, known)
+    return Done(out, format, len(state), count, dtype, commands, notes)
+
+
+def verify(folder: Path, config: DrafterConfig, state: Mapping[str, Tensor], format: str) -> None:
+    """Read what was written, from the disk: the same shape, the same names, the same numbers.
+
+    Raises:
+        TrainerError: not so; then it is a fault of this program or of the disk.
+    """
+    data = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    read = read_speculators if format == "speculators" else read_hf
+    again = read(data, config.num_target_layers, str(folder / CONFIG))
+    tensors = read_tensors(weight_files(folder))
+    same = tensors.keys() == state.keys() and all(
+        tensor.dtype == state[key].dtype and torch.equal(tensor, state[key])
+        for key, tensor in tensors.items()
+    )
+    if again != config or not same:
+        raise TrainerError("what was written reads back differently", where=str(folder))
+
+
+def embedding_and_head(target: Path) -> dict[str, Tensor]:
+    """The target's embedding and head under a drafter's names, without loading the rest of it.
+
+    Raises:
+        ConfigError: its files do not hold exactly one of them.
+    """
+    paths = weight_files(target)
+    tied = read_config(target).get("tie_word_embeddings")
+    names = [name for path in paths for name in header_of(path)]
+    embeddings = [name for name in names if name.endswith("embed_tokens.weight")]
+    heads = [name for name in names if name == "lm_head.weight" or name.endswith(".lm_head.weight")]
+    if tied or not heads:
+        heads = embeddings
+    if len(embeddings) != 1 or len(heads) != 1:
+        raise ConfigError(
+            f"no single embedding and head among the target's weights: {embeddings}, {heads}",
+            where=str(target),
+            next="export with --no-head; readers then take the target's own",
+        )
+    tensors = read_tensors(paths, lambda name: name in (embeddings[0], heads[0]))
+    return {"embed_tokens.weight": tensors[embeddings[0]], "lm_head.weight": tensors[heads[0]]}
+
+
+def serving(config: DrafterConfig, format: str, out: Path, target: str) -> tuple[dict[str, str], list[str]]:
+    """The commands that serve an export, and what to know about them."""
+    drafted = config.block_size - 1
+    kinds = set(config.layer_types)
+    mixed = len(kinds) > 1
+    runner = "VLLM_USE_V2_MODEL_RUNNER=1 " if mixed else ""
+    speculation = json.dumps({"method": "dflash", "model": str(out), "num_speculative_tokens": drafted})
+    notes = ["vLLM's V2 runner alone serves drafters with full and sliding layers"] if mixed else []
+    if format == "speculators":
+        if mixed:
+            notes.append("in this layout vLLM takes full layers to be causal, too: let it serve --format hf")
+            return {}, notes
+        return {"vllm": f"{runner}vllm serve {out}"}, notes
+    return {
+        "sglang": f"python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH "
+        f"--speculative-draft-model-path {out} --speculative-num-draft-tokens {config.block_size}",
+        "vllm": f"{runner}vllm serve {target} --speculative-config '{speculation}'",
+    }, notes
+
+
+def import_drafter(source: Path, out: Path, target: Path | None) -> Done:
+    """Write the published drafter in `source`, of either layout, as a checkpoint for training to start from.
+
+    Args:
+        target: the target's folder; left out, the one that the drafter names, if it is here.
+    Raises:
+        ConfigError: not a plain DFlash drafter, weights that are missing, unknown or of another shape, or
+            made for another target.
+    """
+    where = str(source / CONFIG)
+    data = read_json(source / CONFIG, "no drafter there", "name a folder with config.json and safetensors")
+    foreign = "speculators_model_type" in data
+    if target is None and foreign:
+        named = target_name(data)
+        target = Path(named) if named and (Path(named) / CONFIG).is_file() else None
+    raw = read_config(target) if target is not None else None
+    layers = None if raw is None else dimension(raw, "num_hidden_layers")
+    config = (read_speculators if foreign else read_hf)(data, layers, where)
+    if raw is not None:
+        check_pair(config, raw, where, str(target))
+    if (source / "mask_embedding.pt").exists():
+        raise ConfigError(
+            "it has a mask embedding of its own; here the mask token is a row of the target's embedding",
+            where=str(source / "mask_embedding.pt"),
+        )
+    tensors = read_tensors(weight_files(source))
+    state = drafters_own(tensors, config, target, str(source))
+    state = {name: tensor.float() for name, tensor in state.items()}
+    write_folder(out, config.to_json("float32"), state)
+    verify(out, config, state, "hf")
+    count = sum(tensor.numel() for tensor in state.values())
+    return Done(out, "checkpoint", len(state), count, "float32", {}, [])
+
+
+def drafters_own(
+    tensors: Mapping[str, Tensor], config: DrafterConfig, target: Path | None, where: str
+) -> dict[str, Tensor]:
+    """The drafter's tensors under its own names; copies of the target's are compared with it and left out.
+
+    Raises:
+        ConfigError: other names or shapes than the drafter's, or an embedding that is not the target's.
+    """
+    plain = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    own = {
+        name: tensor
+        for name, tensor in plain.items()
+        if name not in TARGETS_OWN and not name.endswith("rotary_emb.inv_freq")
+    }
+    check_names({name: tensor.shape for name, tensor in own.items()}, body_shapes(config), where)
+    copies = [name for name in TARGETS_OWN[:2] if name in plain]
+    if copies and target is not None:
+        theirs = embedding_and_head(target)
+        for name in copies:
+            mine = plain[name]
+            if mine.shape != theirs[name].shape or not torch.equal(mine, theirs[name].to(mine.dtype)):
+                raise ConfigError(
+                    f"its {name} {list(mine.shape)} is not the target's; drafters here use the target's own",
+                    where=where,
+                    next="name the target that it was made for",
+                )
+    return own
