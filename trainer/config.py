@@ -79,6 +79,7 @@ class Objective:
     dpace_alpha: float = ranged(0.5, low=0.0, high=1.0)
     labels: Literal["data", "target", "kl"] = "data"
     input_noise: float = ranged(0.0, low=0.0)  # uniform in +-input_noise on the context's hidden states
+    loss_chunk: int | None = ranged(None, low=1)  # tokens whose logits are held at once; null: by the device
 
 
 @dataclass(frozen=True)
@@ -143,14 +144,30 @@ class Evaluate:
         "float32"  # float32: exact comparison, at twice a bfloat16 target's memory
     )
     lookup_ngram: int = ranged(3, low=1)
-    every_s: float | None = ranged(None, low=1.0)  # a small greedy measurement during training
+    # During training: real greedy decoding of a few prompts (which checkpoint is the best follows it), and
+    # prefix-match on the same prompts, which costs one forward pass and is checked against it.
+    every_steps: int | None = ranged(500, low=1)
+    every_s: float | None = ranged(None, low=1.0)
     every_prompts: int = ranged(8, low=1)
+    prefix_every_steps: int | None = ranged(100, low=1)
+    prefix_every_s: float | None = ranged(None, low=1.0)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    every_s: float | None = ranged(None, low=1.0)
+    """When to save besides the end; the best one by real decoding is kept, too."""
+
+    every_steps: int | None = ranged(None, low=1)
+    every_s: float | None = ranged(1800.0, low=1.0)
     keep: int = ranged(2, low=1)
+
+
+@dataclass(frozen=True)
+class Logging:
+    """Where figures go besides the console and metrics.jsonl."""
+
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] | None = None  # null: tensorboard, if it is there
+    project: str = "dflash"  # wandb's and trackio's
 
 
 @dataclass(frozen=True)
@@ -185,6 +202,7 @@ class TrainConfig:
     budget: Budget = field(default_factory=lambda: Budget(steps=1000))
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    logging: Logging = field(default_factory=Logging)
     policy: Policy = field(default_factory=Policy)
 
     @property

@@ -1,11 +1,13 @@
 """Cross-entropy (or KL) through the frozen head, without keeping the logits.
 
-Only slots 1..B-1 reach the head. The gradient with respect to the hidden states is formed chunk by chunk in
-the forward pass, while the chunk's logits are there: the head is frozen, so two matrix products do (logits,
-and their gradient times the head), and memory is one chunk's logits. Sums are returned, not means, so that
-micro-batches and ranks add up before anything is divided.
+Only slots 1..B-1 reach the head. Chunk by chunk of tokens, each token's loss and its gradient with respect to
+the token's hidden state are formed while the chunk's logits are there. The head is frozen, so two matrix
+products do (logits, and their gradient times the head), none is repeated in the backward pass, and what stays
+is a row of H numbers a token. The same pass says whether the most likely token is the label. Weights come
+after, as ordinary arithmetic on the losses: D-PACE needs all of a block's slots first. Sums are returned, not
+means, so that micro-batches and ranks add up before anything is divided.
 
-Blocks M, slots B-1 = L, hidden H, vocabulary V.
+Blocks M, slots B-1 = L, tokens T = M * L, hidden H, vocabulary V.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from torch import Tensor
 
 from trainer.objective import dpace_weights
 
-CHUNK_LOGITS = 1 << 26  # logits of one chunk: 256 MiB in float32
+# Logits of one chunk: 256 MiB in float32 on a CPU; some 2,000 tokens of a large vocabulary on a GPU.
+CHUNK_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 29}
 
 
 @dataclass(frozen=True)
@@ -48,68 +51,63 @@ class Kind:
     kl: bool = False
 
 
-class _HeadLoss(torch.autograd.Function):
-    """(hidden, ...) -> (loss, weight, correct, counted, prefix, blocks); gradient for `hidden` only."""
+def _one_chunk(
+    hidden: Tensor, head: Tensor, label: Tensor, teacher: Tensor | None, kl: bool, gradient: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, log-probability of the label, and most likely token is the label, of c tokens; writes `gradient`.
+
+    Three times the chunk's logits are held at most, twice without a teacher, and nothing of them remains.
+    """
+    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    wanted = None
+    if teacher is not None:
+        wanted = (teacher @ head.T).to(wide)  # [c, V]
+        label = wanted.argmax(-1)
+        wanted = wanted.log_softmax(-1) if kl else None
+    logits = (hidden @ head.T).to(wide)  # [c, V]
+    right = logits.argmax(-1) == label
+    log_p = logits.log_softmax(-1)
+    del logits
+    own = log_p.gather(-1, label[:, None])[:, 0]
+    # The gradient of the logits is softmax minus what is wanted: a distribution, or one label.
+    if wanted is None:
+        loss = -own
+        difference = log_p.exp_()
+        difference.scatter_add_(-1, label[:, None], -torch.ones_like(own)[:, None])
+    else:
+        p = wanted.exp()
+        loss = wanted.sub_(log_p).mul_(p).sum(-1)
+        difference = log_p.exp_().sub_(p)
+    torch.mm(difference.to(head.dtype), head, out=gradient)
+    return loss, own, right
+
+
+class _TokenLoss(torch.autograd.Function):
+    """(hidden, ...) -> (loss, log-probability of the label, most likely token is the label), all [T].
+
+    The first carries a gradient, for `hidden` alone.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        head: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        supervised: Tensor,
-        teacher: Tensor | None,
-        kind: Kind,
-        chunk: int,
+        ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, teacher: Tensor | None, kl: bool, chunk: int
     ) -> tuple[Tensor, ...]:
-        blocks, slots, _ = hidden.shape
-        kl = kind.kl and teacher is not None
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        gradient = torch.zeros(hidden.shape, dtype=hidden.dtype, device=hidden.device)
-        zero = torch.zeros((), dtype=wide, device=hidden.device)
-        loss, weight, prefix, started = zero, zero, zero, zero
-        correct = torch.zeros(slots, dtype=wide, device=hidden.device)
-        counted = torch.zeros(slots, dtype=wide, device=hidden.device)
-        for start in range(0, blocks, chunk):
-            part = slice(start, min(start + chunk, blocks))
-            label, alive = labels[part], supervised[part]
-            if teacher is not None:
-                wanted = (teacher[part] @ head.T).to(wide)
-                label = wanted.argmax(-1)
-            log_p = (hidden[part] @ head.T).to(wide).log_softmax(-1)  # [m, L, V]
-            own = log_p.gather(-1, label[..., None])[..., 0]
-            right = (log_p.argmax(-1) == label) & alive
-            value = -own
-            if kl:
-                wanted = wanted.log_softmax(-1)
-                value = (wanted.exp() * (wanted - log_p)).sum(-1)
-            if kind.dpace_alpha is None:
-                weight_here = weights[part].to(wide)
-            else:
-                weight_here = dpace_weights(own.exp(), alive, kind.dpace_alpha)
-            loss = loss + (weight_here * value).sum()
-            weight = weight + weight_here.sum()
-            correct = correct + right.sum(0)
-            counted = counted + alive.sum(0)
-            prefix = prefix + right.long().cumprod(-1).sum()
-            started = started + alive[:, 0].sum()
-            # The gradient of the logits: softmax minus what is wanted, a distribution or one label. The
-            # weight is applied after the product, to a row of H numbers instead of one of V.
-            difference = log_p.exp_()
-            if kl:
-                difference -= wanted.exp()
-            else:
-                minus_one = torch.full_like(own, -1.0)[..., None]
-                difference.scatter_add_(-1, label[..., None], minus_one)
-            gradient[part] = (difference.to(head.dtype) @ head) * weight_here[..., None].to(hidden.dtype)
+        gradient, parts = torch.empty_like(hidden), []
+        chunks = -(-len(hidden) // chunk)
+        size = -(-len(hidden) // chunks)  # none much smaller than the others
+        for part in (slice(start, start + size) for start in range(0, len(hidden), size)):
+            taught = None if teacher is None else teacher[part]
+            parts.append(_one_chunk(hidden[part], head, labels[part], taught, kl, gradient[part]))
+        loss, own, right = (torch.cat(each) for each in zip(*parts, strict=True))
         ctx.save_for_backward(gradient)
-        return loss, weight, correct, counted, prefix, started
+        ctx.mark_non_differentiable(own, right)
+        return loss, own, right
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return (gradient * grads[0].to(gradient.dtype), *[None] * 7)
+        # Into the gradient's own dtype at once: no wider copy of all hidden states on the way.
+        return torch.mul(gradient, grads[0][:, None], out=torch.empty_like(gradient)), *[None] * 5
 
 
 def head_loss(
@@ -129,11 +127,22 @@ def head_loss(
         head: [V, H], frozen.
         labels, supervised: [M, L]; labels where unsupervised are any valid id.
         weights: [M, L] decay weights, 0 where unsupervised; D-PACE takes its own.
-        teacher: [M, L, H] the target's final states that predict the labels; then the loss is KL(target ||
-        drafter).
-        chunk: blocks a chunk.
+        teacher: [M, L, H] the target's final states that predict the labels, and then give them.
+        chunk: tokens whose logits are held at once.
     """
     if chunk is None:
-        chunk = max(1, CHUNK_LOGITS // (head.shape[0] * hidden.shape[1]))
-    loss, *others = _HeadLoss.apply(hidden, head, labels, weights, supervised, teacher, kind, chunk)
-    return Sums(loss, *(other.detach() for other in others))
+        chunk = max(1, CHUNK_LOGITS[hidden.device.type] // head.shape[0])
+    flat = None if teacher is None else teacher.flatten(0, 1)
+    each = _TokenLoss.apply(hidden.flatten(0, 1), head, labels.flatten(), flat, kind.kl, chunk)
+    loss, own, right = (part.view(labels.shape) for part in each)
+    if kind.dpace_alpha is not None:
+        weights = dpace_weights(own.exp(), supervised, kind.dpace_alpha)
+    weights, right = weights.to(loss.dtype), right & supervised
+    return Sums(
+        loss=(weights * loss).sum(),
+        weight=weights.sum(),
+        correct=right.sum(0).to(loss.dtype),
+        counted=supervised.sum(0).to(loss.dtype),
+        prefix=right.long().cumprod(-1).sum().to(loss.dtype),
+        blocks=supervised[:, 0].sum().to(loss.dtype),
+    )

@@ -114,6 +114,7 @@ class DrafterStep:
             blocks.supervised.flatten(0, 1),
             self.kind,
             teacher,
+            self.config.objective.loss_chunk,
         )
 
 

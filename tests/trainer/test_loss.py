@@ -5,10 +5,14 @@ Run: python -m pytest tests/trainer/test_loss.py
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.loss import Kind, head_loss
 from trainer.objective import dpace_weights
@@ -61,7 +65,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("chunk", [1, 3, 9, 100])
 @pytest.mark.parametrize("name", KINDS)
 def test_sums_and_gradients_equal_plain_autograd(name: str, chunk: int) -> None:
     kind, teacher = KINDS[name]
@@ -121,6 +125,65 @@ def test_counts_by_a_slow_loop() -> None:
     assert sums.correct.tolist() == correct and sums.counted.tolist() == counted
     assert sums.prefix.item() == prefix and sums.blocks.item() == blocks
     assert prefix > 5
+
+
+class Ledger(TorchDispatchMode):
+    """Counts matrix products, and the bytes that tensors made inside hold at once, by their storages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products, self.now, self.most = 0, 0, 0
+        self.tensors: dict[int, int] = {}  # storage -> living tensors on it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.products += func._overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm)
+        for part in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(part, Tensor):
+                storage = part.untyped_storage()
+                key, size = storage._cdata, storage.nbytes()
+                if self.tensors.setdefault(key, 0) == 0:
+                    self.now += size
+                    self.most = max(self.most, self.now)
+                self.tensors[key] += 1
+                weakref.finalize(part, self.gone, key, size)
+        return out
+
+    def gone(self, key: int, size: int) -> None:
+        self.tensors[key] -= 1
+        if self.tensors[key] == 0:
+            self.now -= size
+
+
+def used(p: dict[str, Tensor], kind: Kind, teacher: bool, chunk: int) -> Ledger:
+    """Of the loss and its backward pass."""
+    p["hidden"].grad = None
+    with Ledger() as ledger:
+        given = p["teacher"] if teacher else None
+        head_loss(
+            p["hidden"], p["head"], p["labels"], p["weights"], p["supervised"], kind, given, chunk
+        ).loss.backward()
+    return ledger
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_memory_is_that_of_one_chunk_however_many_tokens(name: str) -> None:
+    kind, teacher = KINDS[name]
+    hidden, words, chunk = 4, 20_000, 8
+    logits = chunk * words * 4
+    few, many = (
+        used(problem(blocks, 4, hidden, words, torch.float32), kind, teacher, chunk).most
+        for blocks in (2, 128)
+    )
+    assert logits <= few <= many < (3.2 if kind.kl else 2.2) * logits  # all tokens' would be 64 chunks'
+    assert many - few < 20 * 4 * 128 * 4 * hidden  # what grows are rows of H numbers
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_products_a_chunk_and_none_in_the_backward_pass(name: str) -> None:
+    """A third one for the target's logits where those are wanted."""
+    kind, teacher = KINDS[name]
+    assert used(problem(6, 4, 5, 30, torch.float32), kind, teacher, 6).products == 4 * (3 if teacher else 2)
 
 
 def test_only_the_loss_carries_a_gradient() -> None:

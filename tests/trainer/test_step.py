@@ -140,6 +140,8 @@ def test_micro_batches_and_ranks_add_up_to_the_whole_batch(
     assert_same(whole, sums_and_gradients(drafter, target, config, rows, [slice(0, 1), slice(1, None)]))
     ranks = [torch.tensor([0, 2]), torch.tensor([1, 3, 4])]
     assert_same(whole, sums_and_gradients(drafter, target, config, rows, ranks))
+    small = settings(weighting=weighting, anchors_per_document=3, loss_chunk=5)
+    assert_same(whole, sums_and_gradients(drafter, target, small, rows, [slice(None)]))
 
 
 def test_a_row_of_nan_states_is_taken_out_and_changes_nothing_else(
