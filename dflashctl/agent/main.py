@@ -55,6 +55,8 @@ OPS: Dict[str, str] = {
     "host_facts": "hostfacts:host_facts",
     "inside_facts": "insidefacts:inside_facts",
     "learn_idle": "insidefacts:learn_idle",
+    "inspect": "inspecting:inspect",
+    "probe_follow": "probing:probe_follow",
     "doctor_host": "doctor_host:doctor_host",
     "doctor_inside": "doctor_inside:doctor_inside",
 }

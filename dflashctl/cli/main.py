@@ -41,6 +41,7 @@ VERBS: dict[str, str] = {
     "pull": "Bring home a run's checkpoints, metrics or log",
     "notify": "Tell when a run has finished, failed, is wedged or lost",
     "explain": "Look for known failures in a run's log, and say what helps",
+    "inspect": "Show what torch is set to and why; compare two hosts or runs",
     "stacks": "Show where every process of a run stands in its code",
     "gpu": "Show the GPUs and who holds them",
     "lab": "The embedded test host: up, down, status",
