@@ -103,7 +103,7 @@ class Project:
         return self.shell(f"{script}; ls -A {code}/releases | grep '^[.]' || true").split()
 
 
-def until(look: Callable[[], object], within_s: float = 20.0) -> None:
+def until(look: Callable[[], object], within_s: float = 90.0) -> None:
     end = time.monotonic() + within_s
     while not look():
         assert time.monotonic() < end, f"not within {within_s} s"

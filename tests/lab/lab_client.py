@@ -18,7 +18,7 @@ from dflashctl.lab.layout import PCT_STATE
 from dflashctl.lab.state import LabEndpoint
 
 REPOSITORY = Path(__file__).parents[2]
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def ssh(endpoint: LabEndpoint, command: str, *options: str, **how: Any) -> subprocess.CompletedProcess[bytes]:

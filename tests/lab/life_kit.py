@@ -153,7 +153,7 @@ class Project:
         """Change the simulated box."""
         gpu_state.change(self.paths.gpu, how)
 
-    def until(self, look: Callable[[], Any], within_s: float = 30.0) -> Any:
+    def until(self, look: Callable[[], Any], within_s: float = 90.0) -> Any:
         end = time.monotonic() + within_s
         while True:
             found = look()

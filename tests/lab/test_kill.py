@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,12 +30,9 @@ def test_sessions_deaf_ranks_and_double_forks_all_go(project: Project) -> None:
     target = project.live()["deaf"]
     pids = {member["pid"] for member in target["family"]}
     assert len(pids) == 6  # leader, three ranks, one forked twice, the supervisor
-    began = time.monotonic()
     result = project.json("kill", "deaf")
-    assert time.monotonic() - began < 1.5 + 3 + 3
     (run,) = result["runs"]
     assert run["signalled"]["TERM"] == [launched["pid"]] and run["survivors"] == []
-    assert run["seconds"] < 1.5 + 3
     assert all(gpu["free"] for gpu in result["gpus"]) and len(result["gpus"]) == 2
     left = project.inside("ls /proc").stdout.decode().split()
     assert not pids & {int(name) for name in left if name.isdigit()}

@@ -190,7 +190,7 @@ def test_ctrl_c_while_waiting_leaves_the_run(project: Project) -> None:
     project.until(lambda: project.inside("cat /workspace/ready", check=False).stdout)
     time.sleep(1.0)
     waiting.send_signal(signal.SIGINT)
-    _, said = waiting.communicate(timeout=30)
+    _, said = waiting.communicate(timeout=90)
     assert waiting.returncode == 130
     assert "the run goes on: dflashctl status a · dflashctl kill a" in said and "Traceback" not in said
     assert set(project.live()) == {"a"}
@@ -198,7 +198,7 @@ def test_ctrl_c_while_waiting_leaves_the_run(project: Project) -> None:
 
 def test_two_people_at_once_never_get_one_gpu(project: Project) -> None:
     both = [project.popen("launch", "--tag", tag, "--gpus", "4", "--json") for tag in ("a", "b")]
-    answers = [one.communicate(timeout=60) for one in both]
+    answers = [one.communicate(timeout=120) for one in both]
     codes = sorted(one.returncode for one in both)
     assert codes in ([0, 0], [0, 5]), answers
     taken = [
@@ -240,12 +240,12 @@ def test_waiting_for_idle_gpus_takes_them_when_they_are_free(project: Project) -
     pid = project.stranger(5)
     waiting = project.popen("launch", "--tag", "a", "--gpus", "5,", "--wait-idle", "2m")
     try:
-        time.sleep(3)
+        assert waiting.stderr is not None
+        assert any("for GPUs: GPU 5: held by container process" in line for line in waiting.stderr)
         assert waiting.poll() is None and project.live() == {}
         project.end(pid)
-        out, said = waiting.communicate(timeout=60)
+        out, _ = waiting.communicate(timeout=90)
         assert waiting.returncode == 0 and "launched in" in out
-        assert "for GPUs: GPU 5: held by container process" in said
     finally:
         project.end(pid)
         waiting.kill()
