@@ -134,6 +134,9 @@ def _without_heartbeat(facts: RunFacts, rules: Rules) -> Verdict:
     late = f"its log is silent for {age(silent)}"
     if usual is not None:
         late = f"no step for at least {age(silent)} (usually {age(usual)})"
+    if silent > rules.log_deadline_s and not facts.announced:
+        late = f"{late} (the recipe allows {age(rules.log_deadline_s)})"
+        return _verdict(facts, "wedged", "medium", [late, *trouble, *step, cpu, basis], silent)
     slow_s, wedged_s, sure = _patience(facts, usual, rules)
     if silent > wedged_s:
         return _verdict(facts, "wedged", sure, [late, *trouble, *announced, *step, cpu, basis], silent)

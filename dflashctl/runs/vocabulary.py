@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
@@ -43,6 +44,9 @@ class Rules:
     """Loading or compiling that takes longer is `slow`, though it beats."""
     idle_cpu_share: float = 0.02
     """Less CPU time than this share of the sample is none."""
+    log_deadline_s: float = math.inf
+    """Without a heartbeat: the log is its heartbeat, and silent for longer it is stale. Only the recipe's
+    author knows such a number; without one it is judged by what else there is."""
     quiet_s: float = 60.0
     """Without a heartbeat: a log written to more recently needs no other proof."""
     fatal_quiet_s: float = 30.0

@@ -14,7 +14,7 @@ from bedkit.project import Project
 pytestmark = pytest.mark.bed
 
 BEAT_S = 10.0
-"""The deadline of the jobs' heartbeats."""
+"""The deadline of the jobs' heartbeats; of those that write none, the deadline of their log."""
 
 RIGHT = {
     "steady": "running",
@@ -24,38 +24,47 @@ RIGHT = {
     "stops": "wedged",
     "wedges": "wedged",
     "crashes": "failed",
+    "stalls-log": "wedged",
+    "spins-log": "wedged",
+    "wedges-log": "wedged",
 }
+"""Tag -> state. The tag is a kind of job; `-log` writes no heartbeat, and the recipe knows its log."""
 BEATING = ("stalls", "spins", "wedges")
 BEFORE = {"starting", "running", "slow"}
 
 
 def test_each_program_gets_the_right_state_within_two_heartbeats(bed: Bed, tmp_path: Path) -> None:
     project = Project(tmp_path / "project", {"bed": bed.host_entry()})
-    for kind in RIGHT:
-        args = ("--beat", str(BEAT_S)) if kind in BEATING else ()
-        project.write_recipe(kind, *args, "--seconds", "120")
+    for kind in dict.fromkeys(tag.partition("-")[0] for tag in RIGHT):
+        # A log alone is a variant of the recipe: it leaves the beats out.
+        command = ["python", "-m", "jobs.job", kind, "--seconds", "120"]
+        beats = ["--beat", str(BEAT_S)] if kind in BEATING else []
+        observe = {"rules": {"log_deadline_s": BEAT_S}}
+        log_alone = {f"{kind}-log": {"launch": {"command": command}, "observe": observe}}
+        project.write_recipe(kind, command=[*command, *beats], gpus={"count": 0}, variants=log_alone)
     project.ok("deploy")
     launched = {}
-    for kind in RIGHT:
-        project.ok("launch", "-r", kind, "--tag", kind)
-        launched[kind] = time.monotonic()
-    seen: dict[str, list[str]] = {kind: [] for kind in RIGHT}
+    for tag in RIGHT:
+        project.ok("launch", "-r", tag.partition("-")[0], "--tag", tag)
+        launched[tag] = time.monotonic()
+    seen: dict[str, list[str]] = {tag: [] for tag in RIGHT}
     evidence: dict[str, str] = {}
     while any(
-        seen[kind][-1:] != [right] and time.monotonic() < launched[kind] + 2 * BEAT_S
-        for kind, right in RIGHT.items()
+        seen[tag][-1:] != [right] and time.monotonic() < launched[tag] + 2 * BEAT_S
+        for tag, right in RIGHT.items()
     ):
         for run in project.json("status")["runs"]:
             seen[run["tag"]].append(run["state"])
             evidence[run["tag"]] = "; ".join(run["evidence"])
-    for kind, right in RIGHT.items():
-        told = f"{kind}: {seen[kind]}; {evidence[kind]}"
-        at = seen[kind].index(right) if right in seen[kind] else -1
-        assert at >= 0 and set(seen[kind][at:]) == {right}, told
-        assert set(seen[kind][:at]) <= BEFORE, told
+        time.sleep(0.5)
+    for tag, right in RIGHT.items():
+        told = f"{tag}: {seen[tag]}; {evidence[tag]}"
+        at = seen[tag].index(right) if right in seen[tag] else -1
+        assert at >= 0 and set(seen[tag][at:]) == {right}, told
+        assert set(seen[tag][:at]) <= BEFORE, told
     assert "SIGSTOP" in evidence["stops"]
     assert "3 drafter threads gone" in evidence["wedges"] and "queue hidden full" in evidence["wedges"]
     assert "_is_key_in_tls" in evidence["wedges"]
+    for tag in ("stalls-log", "spins-log"):
+        assert "the recipe allows 10 s" in evidence[tag] and "no heartbeat: judged" in evidence[tag]
     assert project.run("status", "--check").returncode == 7
-    stacks = project.run("stacks", "stalls", "--again", "0.5")
-    assert "rest (" in stacks.stdout or "py-spy is not installed" in stacks.stderr, stacks

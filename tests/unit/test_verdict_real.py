@@ -1,8 +1,8 @@
 """Run with: pytest tests/unit/test_verdict_real.py. The test bed's programs as real runs on this machine:
 each gets the right state within two heartbeats, and none a wrong one before.
 
-Programs that only write a log are judged by thresholds that are ten times shorter than the usual ones (a
-recipe may set them), so that the test takes seconds.
+Programs that only write a log: once with their recipe's word for how long it may be silent, which is their
+heartbeat; once by the usual thresholds divided by ten, so that the test takes seconds.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ class Job:
 
     @property
     def tag(self) -> str:
-        return "-".join([self.kind, *(each[2:] for each in self.args if each in ("--beat", "--leave"))])
+        marks = [each[2:] for each in self.args if each in ("--beat", "--leave")]
+        return "-".join([self.kind, *marks, *(["log"] if self.rules is LOG_BEATS else [])])
 
 
 BEATS = ("--beat", str(BEAT_S))
+LOG_BEATS = {"log_deadline_s": BEAT_S}
 EARLY = {"starting", "running"}
 JOBS = [
     Job("steady", "running", EARLY),
@@ -69,6 +71,11 @@ JOBS = [
     Job("stalls", "wedged", {*EARLY, "slow"}, BEATS, "no CPU time", rules={}),
     Job("spins", "wedged", {*EARLY, "slow"}, BEATS, "no heartbeat for", rules={}),
     Job("wedges", "wedged", EARLY, BEATS, "3 drafter threads gone", rules={}),
+    Job("stalls", "wedged", {*EARLY, "slow"}, says="(the recipe allows 10 s)", rules=LOG_BEATS),
+    Job("spins", "wedged", {*EARLY, "slow"}, says="(the recipe allows 10 s)", rules=LOG_BEATS),
+    Job("wedges", "wedged", {*EARLY, "slow"}, says="_is_key_in_tls", rules=LOG_BEATS),
+    Job("stops", "wedged", EARLY, says="SIGSTOP", rules=LOG_BEATS),
+    Job("progress", "running", EARLY, rules=LOG_BEATS),
     Job("stalls", "wedged", {*EARLY, "slow"}, says="no step for at least"),
     Job("spins", "slow", EARLY, says="of a core busy"),
     Job("wedges", "wedged", EARLY, says="_is_key_in_tls"),

@@ -330,6 +330,16 @@ CASE("an announced pause does not excuse an hour without CPU time", family=idle(
      log=log(3600.0, step=118), started_age_s=4000.0, announced="evaluating")
 CASE("the recipe shortens the patience with a program that spins", log=log(40.0, step=118), state="wedged",
      rules={"busy_quiet_s": 30.0, "alone_factor": 5.0})
+CASE("the recipe makes the log its heartbeat: a program that spins", log=log(21.0, step=118), state="wedged",
+     sure="medium", rules={"log_deadline_s": 20.0},
+     says=["no step for at least 21 s", "the recipe allows 20 s", "120 % of a core busy", "no heartbeat: "])
+CASE("that deadline has not passed", log=log(19.0, step=118), state="slow", rules={"log_deadline_s": 20.0})
+CASE("nor does it count while the log announces a pause", log=log(200.0, step=118), state="running",
+     rules={"log_deadline_s": 20.0}, announced="evaluating")
+CASE("nor for a program that does write a heartbeat", heartbeat=beat("evaluating"), log=log(200.0),
+     state="running", rules={"log_deadline_s": 20.0})
+CASE("it counts for a program whose steps nobody finds", log=log(21.0), family=idle(), state="wedged",
+     rules={"log_deadline_s": 20.0}, says=["its log is silent for 21 s (the recipe allows 20 s)"])
 CASE("the recipe lengthens the patience with a slow one", heartbeat=beat(), steps=steps(250.0), family=idle(),
      state="running", rules={"slow_min_s": 300.0, "weak_min_s": 600.0, "alone_min_s": 600.0})
 CASE("a threshold of a later version is left out", heartbeat=beat(), steps=steps(), state="running",
@@ -366,6 +376,7 @@ def test_the_table_is_large_and_covers_every_state() -> None:
 def test_the_page_names_each_threshold_with_its_usual_value() -> None:
     page = (Path(__file__).parents[2] / "docs" / "verdict.md").read_text()
     told = {}
-    for names, values in re.findall(r"^\| (`.*?`) \| ([\d., ]+) \|", page, re.MULTILINE):
-        told |= dict(zip(re.findall(r"`(\w+)`", names), map(float, values.split(",")), strict=True))
+    for names, values in re.findall(r"^\| (`.*?`) \| ([\d., ]+|none) \|", page, re.MULTILINE):
+        usual = map(float, values.replace("none", "inf").split(","))
+        told |= dict(zip(re.findall(r"`(\w+)`", names), usual, strict=True))
     assert told == vars(Rules())

@@ -40,7 +40,13 @@ class Project:
         (self.folder / "hosts.yaml").write_text(yaml.safe_dump(document))
 
     def write_recipe(
-        self, kind: str, *args: str, gpus: Any = None, command: list[str] | None = None, **launch: Any
+        self,
+        kind: str,
+        *args: str,
+        gpus: Any = None,
+        command: list[str] | None = None,
+        variants: dict[str, Any] | None = None,
+        **launch: Any,
     ) -> str:
         """A recipe that launches a job of jobs/job.py; its name is the job's kind."""
         document = {
@@ -60,6 +66,7 @@ class Project:
                 **launch,
             },
             "observe": {"step_regex": r"step (?P<step>\d+)"},
+            "variants": variants or {},
         }
         (self.folder / "recipes" / f"{kind}.yaml").write_text(yaml.safe_dump(document))
         return kind
