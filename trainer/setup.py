@@ -18,6 +18,7 @@ from trainer.model.drafter import Drafter
 from trainer.model.init import copy_target_layers
 from trainer.model.pair import check_tokenizer, dimension, drafter_config, mask_token_id
 from trainer.model.target import Target, load_target, read_config
+from trainer.model.target_identity import identify
 
 Say = Callable[[str], None]
 RELEASE = Path(__file__).resolve().parent.parent
@@ -52,8 +53,11 @@ def load_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError("the target has no tokenizer.json", where=str(path))
-    tokenizer = Tokenizer.from_file(str(path))
-    check_tokenizer(tokenizer.get_vocab_size(with_added_tokens=True), vocabulary, str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError(f"cannot read the tokenizer: {error}", where=str(path)) from None
+    check_tokenizer(tokenizer.get_vocab(), vocabulary, str(path))
     return tokenizer
 
 
@@ -76,7 +80,7 @@ def assemble(config: TrainConfig, say: Say) -> Assembled:
     vocabulary = dimension(raw, "vocab_size")
     tokenizer = load_tokenizer(path, vocabulary)
     mask_id = mask_token_id(config.drafter, tokenizer.get_vocab(), vocabulary)
-    shape = drafter_config(config.drafter, raw, mask_id)
+    shape = drafter_config(config.drafter, raw, mask_id, identify(path, raw))
     target = load_target(path, shape.taps, target_dtype(config.target, device), device)
     if config.data.continuations and set(target.layer_types) != {"full_attention"}:
         kinds = ", ".join(sorted(set(target.layer_types)))

@@ -265,9 +265,11 @@ def test_mask_token_and_vocabulary_must_fit_the_embedding() -> None:
         mask_token_id(DrafterSection(mask_token="<mask>"), ids, 12)
     with pytest.raises(ConfigError, match="mask token id 12 is outside the target's embedding of 12 rows"):
         mask_token_id(DrafterSection(mask_token_id=12), {}, 12)
-    check_tokenizer(12, 12, "tokenizer.json")
-    with pytest.raises(ConfigError, match="the tokenizer has 13 tokens, the target's embedding only 12 rows"):
-        check_tokenizer(13, 12, "tokenizer.json")
+    check_tokenizer(ids, 12, "tokenizer.json")  # fewer tokens than rows, the largest id just inside
+    with pytest.raises(ConfigError) as caught:
+        check_tokenizer(ids, 11, "tokenizer.json")  # two tokens only, but one without a row
+    assert "2 tokens have ids up to 11 ('<|mask|>')" in str(caught.value)
+    assert "embedding only 11 rows" in str(caught.value) and "tokenizer.json" in str(caught.value)
 
 
 def test_a_target_that_cannot_be_loaded_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ transformers 5 (rope_parameters).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.model import target_identity
+from trainer.model.target_identity import TargetIdentity
 
 # RoPE types whose frequencies do not depend on the length of the text at hand (that would be a data-dependent
 # step).
@@ -42,6 +44,7 @@ class DrafterConfig:
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
+    target: TargetIdentity = field(default_factory=TargetIdentity)
 
     @property
     def rope_parameters(self) -> dict[str, Any]:
@@ -65,6 +68,7 @@ class DrafterConfig:
                 "block_size": self.block_size,
                 "mask_token_id": self.mask_token_id,
                 "target_layer_ids": list(self.taps),
+                **({"target_identity": self.target.to_json()} if self.target != TargetIdentity() else {}),
             },
             "dtype": dtype,
             "eos_token_id": self.eos_token_id,
@@ -164,6 +168,7 @@ def from_json(data: Any, where: str = "config.json") -> DrafterConfig:
         bos_token_id=data.get("bos_token_id"),
         eos_token_id=data.get("eos_token_id"),
         pad_token_id=data.get("pad_token_id"),
+        target=target_identity.from_json(own.get("target_identity"), f"{where}: dflash_config"),
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trainer.config import Drafter as DrafterSection
 from trainer.errors import ConfigError
 from trainer.model.drafter_config import DrafterConfig, read_rope
 from trainer.model.taps import check_taps, default_taps
+from trainer.model.target_identity import TargetIdentity, identify
 
 
 def mask_token_id(section: DrafterSection, token_ids: Mapping[str, int], vocabulary: int) -> int:
@@ -36,11 +38,17 @@ def mask_token_id(section: DrafterSection, token_ids: Mapping[str, int], vocabul
     return found
 
 
-def check_tokenizer(size: int, vocabulary: int, where: str) -> None:
-    """The tokenizer may be smaller than the embedding (padded rows), never larger."""
-    if size > vocabulary:
+def check_tokenizer(token_ids: Mapping[str, int], vocabulary: int, where: str) -> None:
+    """The tokenizer may be smaller than the embedding (padded rows), but give no id without a row.
+
+    Args:
+        token_ids: the tokenizer's whole vocabulary, added tokens too.
+    """
+    token, largest = max(token_ids.items(), key=lambda item: item[1], default=("", -1))
+    if largest >= vocabulary:
         raise ConfigError(
-            f"the tokenizer has {size:,} tokens, the target's embedding only {vocabulary:,} rows",
+            f"the tokenizer's {len(token_ids):,} tokens have ids up to {largest:,} ({token!r}), the target's "
+            f"embedding only {vocabulary:,} rows",
             where=where,
             next="the tokenizer and the model of the target do not belong together",
         )
@@ -73,11 +81,14 @@ def _intermediate_size(section: DrafterSection, target: Mapping[str, Any]) -> in
     return section.intermediate_size or dimension(target, "intermediate_size")
 
 
-def drafter_config(section: DrafterSection, target: Mapping[str, Any], mask_id: int) -> DrafterConfig:
+def drafter_config(
+    section: DrafterSection, target: Mapping[str, Any], mask_id: int, identity: TargetIdentity | None = None
+) -> DrafterConfig:
     """The drafter's shape: the recipe's wishes, else the target's own dimensions.
 
     Args:
         target: the target's config.json (text part).
+        identity: which target this is, for `check_pair` later on.
     """
     layers, hidden = dimension(target, "num_hidden_layers"), dimension(target, "hidden_size")
     taps = section.taps
@@ -113,6 +124,7 @@ def drafter_config(section: DrafterSection, target: Mapping[str, Any], mask_id: 
         bos_token_id=_single(target.get("bos_token_id")),
         eos_token_id=_single(target.get("eos_token_id")),
         pad_token_id=_single(target.get("pad_token_id")),
+        target=identity or TargetIdentity(),
     )
 
 
@@ -121,10 +133,15 @@ def _single(token: Any) -> int | None:
 
 
 def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], drafter_at: str, target_at: str) -> None:
-    """Refuse a drafter that was made for another target.
+    """Refuse a drafter that was made for another target: by its shape, and by what it says of its own target.
 
+    Reads the target's tokenizer and one small tensor, and loads no weights. Published drafters say nothing of
+    their target but its shape.
+
+    Args:
+        target: the target's config.json (text part), in the folder `target_at`.
     Raises:
-        ConfigError: names both, and every shape that differs.
+        ConfigError: names both, and everything that differs.
     """
     wanted = {
         "hidden_size": drafter.hidden_size,
@@ -136,10 +153,12 @@ def check_pair(drafter: DrafterConfig, target: Mapping[str, Any], drafter_at: st
         for key, value in wanted.items()
         if dimension(target, key) != value
     ]
+    here = identify(Path(target_at), target)
+    differs += drafter.target.differences(here)
     if differs:
-        kind = (target.get("architectures") or ["model"])[0]
         raise ConfigError(
-            f"this drafter was made for another target than {target_at} ({kind}): {'; '.join(differs)}",
+            f"this drafter was made for {drafter.target}, not for {target_at} ({here.kind}): "
+            + "; ".join(differs),
             where=drafter_at,
             next="give the target that it was trained with",
         )

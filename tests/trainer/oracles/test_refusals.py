@@ -15,14 +15,24 @@ import pytest
 import torch
 from tiny_cases import DIMENSIONS
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaConfig,
+    Qwen3Config,
+)
 
 from trainer import config as configs
+from trainer.config import Drafter as DrafterSection
 from trainer.config import Evaluate
 from trainer.errors import ConfigError
 from trainer.evaluate_checkpoint import evaluate_checkpoint
 from trainer.model.drafter_config import DrafterConfig
-from trainer.model.target import Target
+from trainer.model.pair import drafter_config
+from trainer.model.target import Target, read_config
+from trainer.model.target_identity import identify
 from trainer.setup import assemble
 
 
@@ -93,7 +103,14 @@ def test_recipes_that_do_not_fit_the_target(folder: Path, drafter: dict[str, Any
 def test_a_tokenizer_larger_than_the_embedding(folder: Path) -> None:
     change(folder, vocab_size=60)
     text = refusal(lambda: start(folder, mask_token_id=1))
-    assert "61 tokens" in text and "60 rows" in text and "tokenizer.json" in text
+    assert "61 tokens" in text and "'<|mask|>'" in text and "60 rows" in text and "tokenizer.json" in text
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_tokenizer_that_is_none(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").write_text(content)
+    text = refusal(lambda: start(folder))
+    assert "cannot read the tokenizer" in text and "tokenizer.json" in text
 
 
 @pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"])
@@ -136,6 +153,27 @@ def test_a_target_that_bends_its_embedding_or_logits(config: Any, key: str) -> N
     assert key in refusal(lambda: Target(model, (0, 2)))
     plain = AutoModelForCausalLM.from_config(GraniteConfig(**DIMENSIONS))
     assert Target(plain, (0, 2)).layer_count == 4
+
+
+def test_a_drafter_of_another_target_of_equal_sizes_is_refused_before_weights_are_read(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Made for the target as it stands; then that is replaced by another kind of model of the same shape."""
+    raw = read_config(folder)
+    section = DrafterSection(layers=1, taps=[0, 2], mask_token_id=1)
+    made = drafter_config(section, raw, 1, identify(folder, raw)).to_json()
+    other = tmp_path / "drafter"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps(made))
+
+    def evaluate() -> None:
+        evaluate_checkpoint(other, str(folder), Evaluate(), 0)
+
+    assert "cannot load the target" in refusal(evaluate)
+    LlamaConfig(**DIMENSIONS, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+    text = refusal(evaluate)
+    for part in (str(other), "Qwen3ForCausalLM", "LlamaForCausalLM", "model_type qwen3 there, llama here"):
+        assert part in text
 
 
 def test_a_drafter_of_another_target_is_refused_before_weights_are_read(folder: Path, tmp_path: Path) -> None:
