@@ -12,11 +12,13 @@ import ast
 import bisect
 import re
 from collections.abc import Iterator
+from typing import TypeGuard
 
 NAME = re.compile(r"[A-Z][A-Z0-9_]{2,}")
 KEYWORDS = ("env_name_default", "env_name_force")
 WRITERS = ("set", "put", "unset", "del")
 CONSTANT = re.compile(r"""^\s*(\w+)(?:\s*:[^=\n]+)?\s*=\s*["']([A-Z][A-Z0-9_]+)["']\s*$""", re.MULTILINE)
+STARTS = ("def", "async def ", "class ", "@")
 TELLING = r"environ|getenv|env_name|env\w*\("
 WORTH_PARSING = re.compile(TELLING.encode())
 
@@ -24,21 +26,29 @@ WORTH_PARSING = re.compile(TELLING.encode())
 class Source:
     """One parsed file. Raises SyntaxError (ValueError for NUL bytes) on making.
 
-    Only what spans a line that tells of the environment is looked at: torch has 10 MB of such files.
+    Only what spans a line that tells of the environment is parsed and looked at: torch has 12 MB of such
+    files.
     """
 
     def __init__(self, text: str) -> None:
-        self.tree = ast.parse(text)
+        self._text = text
         self.constants = dict(CONSTANT.findall(text))
-        self._lines = _telling_lines(text, TELLING)
-        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-        self.functions = {node.name: node for node in self.tree.body if isinstance(node, functions)}
-        inner = [node for node in self._walk(self.tree) if isinstance(node, functions)]
-        self.readers = {node.name for node in inner if self._passes_on(node)}
+        self.readers: set[str] = set()
+        self._parse(TELLING)
+        self.readers = {
+            each.name for each in self._walk(self.tree) if _function(each) and self._passes_on(each)
+        }
         if self.readers:
-            self._lines = _telling_lines(
-                text, "|".join([TELLING, *(rf"\b{name}\(" for name in self.readers)])
-            )
+            self._parse("|".join([TELLING, *(rf"\b{name}\(" for name in sorted(self.readers))]))
+
+    def _parse(self, telling: str, *, whole: bool = False) -> None:
+        look = re.compile(telling)
+        lines = self._text.split("\n")
+        self._lines = [number for number, line in enumerate(lines, 1) if look.search(line)]
+        try:
+            self.tree = ast.parse(self._text if whole else _thinned(lines, self._lines))
+        except SyntaxError:  # a string had lines that look like code, and was cut
+            self.tree = ast.parse(self._text)
 
     def names(self, within: ast.AST | None = None) -> set[str]:
         """Variables that are read in the file, or in one node of it."""
@@ -61,6 +71,8 @@ class Source:
     def options(self) -> dict[str, list[str]]:
         """Of a configuration module: {option: [variables that its value comes from]}; an option of a class in
         it is `class.option`. A function of the file that the value calls counts with all that it reads."""
+        self._parse(TELLING, whole=True)
+        self.functions = {each.name: each for each in self.tree.body if _function(each)}
         found: dict[str, set[str]] = {}
         for option, value in _assignments(self.tree.body, ""):
             found.setdefault(option, set()).update(self._with_calls(value, set()))
@@ -98,9 +110,8 @@ class Source:
         speaks = "environ." in called or "env" in last.lower()
         return (speaks and not last.startswith(WRITERS)) or last in self.readers or called in self.readers
 
-    def _passes_on(self, function: ast.AST) -> bool:
+    def _passes_on(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
         """Does it hand a parameter of its own to the environment?"""
-        assert isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
         own = {each.arg for each in [*function.args.posonlyargs, *function.args.args]}
         for node in self._walk(function):
             asked: ast.AST | None = None
@@ -121,9 +132,26 @@ class Source:
             yield text
 
 
-def _telling_lines(text: str, pattern: str) -> list[int]:
-    telling = re.compile(pattern)
-    return [number for number, line in enumerate(text.split("\n"), 1) if telling.search(line)]
+def _thinned(lines: list[str], telling: list[int]) -> str:
+    """Without the functions and classes that have no telling line; every line keeps its number."""
+    kept: list[str] = []
+    decorated = False
+    start = 0
+    for number, line in enumerate([*lines, "def"]):
+        if not line.startswith(STARTS):
+            continue
+        if not decorated:
+            at = bisect.bisect_right(telling, start)
+            block = lines[start:number]
+            spans = start == 0 or (at < len(telling) and telling[at] <= number)
+            kept += block if spans else [""] * len(block)
+            start = number
+        decorated = line.startswith("@")
+    return "\n".join(kept)
+
+
+def _function(node: ast.AST) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
 
 
 def _assignments(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.AST]]:
