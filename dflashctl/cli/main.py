@@ -44,6 +44,7 @@ VERBS: dict[str, str] = {
     "inspect": "Show what torch is set to and why; compare two hosts or runs",
     "stacks": "Show where every process of a run stands in its code",
     "gpu": "Show the GPUs and who holds them",
+    "doctor": "Look at all that a run needs; say how to mend it",
     "lab": "The embedded test host: up, down, status",
     "host": "The machines of hosts.yaml: list, trust",
     "recipe": "The recipes: list, show",

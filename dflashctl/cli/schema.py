@@ -1,4 +1,4 @@
-"""`dflashctl schema`: JSON schemas of the files that people write, for their editors."""
+"""`dflashctl schema`: JSON schemas of the files that people write, for their editors; and of documents."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ app = typer.Typer()
 
 
 class Kind(StrEnum):
-    """The files that have a schema."""
+    """What has a schema."""
 
     hosts = "hosts"
     recipe = "recipe"
+    doctor = "doctor"
 
 
 @app.command()
 def schema(
-    kind: Annotated[Kind, typer.Argument(help="hosts (hosts.yaml) or recipe (recipes/NAME.yaml).")],
+    kind: Annotated[
+        Kind, typer.Argument(help="hosts (hosts.yaml), recipe (recipes/NAME.yaml), doctor (its --json).")
+    ],
 ) -> None:
-    """Print the JSON schema of hosts.yaml or of a recipe."""
+    """Print the JSON schema of hosts.yaml, of a recipe, or of what `doctor --json` prints."""
     from dflashctl.config.schema import schema_text
 
     print(schema_text(kind.value), end="")

@@ -54,6 +54,7 @@ class Gpus(Strict):
     """What the box should have."""
 
     expect: int | None = Field(default=None, ge=0)
+    uuids: list[str] | None = None  # for `doctor`: a card that was swapped is told
     idle: IdleRule = Field(default_factory=IdleRule)
 
 

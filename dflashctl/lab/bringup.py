@@ -166,9 +166,10 @@ def _write_state(paths: LabPaths, python: layout.Python) -> layout.HostPlan:
         (paths.etc / hostname).mkdir(parents=True, exist_ok=True)
         (paths.etc / hostname / "hostname").write_text(f"{hostname}\n")
         (paths.etc / hostname / "hosts").write_text(layout.hosts_file(hostname))
-    wrapper = paths.bin / "pct"
-    wrapper.write_text(layout.pct_wrapper(python.interpreter, str(_PACKAGE.parent)))
-    wrapper.chmod(0o755)
+    for program, module in (("pct", "cli"), ("pveversion", "pveversion")):
+        wrapper = paths.bin / program
+        wrapper.write_text(layout.pct_wrapper(python.interpreter, str(_PACKAGE.parent), module))
+        wrapper.chmod(0o755)
     steps = layout.host_steps(
         machine, python, node_dir=str(paths.node), package_dir=str(_PACKAGE), gpu_devices=devices
     )

@@ -77,7 +77,7 @@ def look_at_machine() -> Machine:
             for folder in ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin")
             if Path(folder, program).is_file()
         )
-        for program in ("nvidia-smi", "pct", "init")
+        for program in ("nvidia-smi", "pct", "pveversion", "init")
     }
     resolver = Path("/etc/resolv.conf").resolve()
     return Machine(
@@ -169,6 +169,7 @@ def host_steps(
     if not any(package_dir == f or package_dir.startswith(f"{f}/") for f in (*python.folders, "/usr")):
         steps.append(Step("bind", package_dir, package_dir, read_only=True))
     steps += stand_in_steps("pct", f"{node_dir}/bin/pct", machine)
+    steps += stand_in_steps("pveversion", f"{node_dir}/bin/pveversion", machine)
     steps.append(Step("link", "/sbin/python3", python.interpreter))
     return steps
 
@@ -220,9 +221,11 @@ def pct_settings() -> dict[str, Any]:
     return {"version": 1, "node": NODE, "pve": 9, "startup_delay_s": 0.0, "lock_dir": "/run/lock/lxc"}
 
 
-def pct_wrapper(interpreter: str, package_parent: str) -> str:
-    """/sbin/pct on the lab's host: the strict stand-in, in a Python that takes nothing from its caller."""
-    code = f"import sys; sys.path.append({package_parent!r}); from dflashctl.lab.pct.cli import main; main()"
+def pct_wrapper(interpreter: str, package_parent: str, module: str = "cli") -> str:
+    """/sbin/pct on the lab's host: the strict stand-in, in a Python that takes nothing from its caller. Or
+    another program of dflashctl.lab.pct: `module` has its main()."""
+    load = f"from dflashctl.lab.pct.{module} import main"
+    code = f"import sys; sys.path.append({package_parent!r}); {load}; main()"
     return (
         f"#!/bin/sh\nexport DFLASHCTL_PCT_STATE={PCT_STATE}\n"
         f'exec {shlex.quote(interpreter)} -I -S -c {shlex.quote(code)} "$@"\n'

@@ -30,6 +30,10 @@ class Encrypted(Exception):
     """A key file needs a passphrase, or another one."""
 
 
+class NotLetIn(Unreachable):
+    """The server answers, but took none of our keys."""
+
+
 class KeyAuthentication:
     """Public-key authentication of one hop; paramiko calls `authenticate`.
 
@@ -89,7 +93,7 @@ class KeyAuthentication:
     def _refused(self, reason: str) -> DflashError:
         offered = ", ".join(self.tried) or "no key (none found, and no agent)"
         said = f"; {reason}" if reason else ""
-        return Unreachable(
+        return NotLetIn(
             f"the server did not let {self.user} in; offered: {offered}{said}",
             where=self.where,
             next=f"check with `ssh -v {self.user}@...`; set ssh.identity_file or ssh.user in hosts.yaml",

@@ -95,6 +95,9 @@ _GPU_ROWS: tuple[tuple[str, str, Callable[[View, Gpu], str], bool], ...] = (
     ("power.limit", "W", _fixed("700.00"), True),
     ("clocks.current.sm", "MHz", lambda v, g: "1980" if v.busy_pct(g) else "345", True),
     ("pcie.link.gen.current", "", _fixed("5"), False),
+    ("pcie.link.gen.max", "", _fixed("5"), False),
+    ("pcie.link.width.current", "", _fixed("16"), False),
+    ("pcie.link.width.max", "", _fixed("16"), False),
     ("ecc.mode.current", "", _fixed("Enabled"), True),
     ("ecc.errors.corrected.volatile.total", "", _fixed("0"), True),
     (

@@ -147,7 +147,7 @@ _WRITERS = {
 }
 
 
-def _general(gpu: Gpu) -> list[str]:
+def _general(view: View, gpu: Gpu) -> list[str]:
     recovery = "Reset" if gpu.fault == "reset" or _RESET_XIDS & set(gpu.xid) else "None"
     return [
         _row(1, "Product Name", gpu.name),
@@ -158,6 +158,13 @@ def _general(gpu: Gpu) -> list[str]:
         _row(1, "GPU Recovery Action", recovery),
         _row(1, "PCI"),
         _row(2, "Bus Id", gpu.bus),
+        _row(2, "GPU Link Info"),
+        _row(3, "PCIe Generation"),
+        _row(4, "Max", gpu_cell(view, gpu, "pcie.link.gen.max")),
+        _row(4, "Current", gpu_cell(view, gpu, "pcie.link.gen.current")),
+        _row(3, "Link Width"),
+        _row(4, "Max", f"{gpu_cell(view, gpu, 'pcie.link.width.max')}x"),
+        _row(4, "Current", f"{gpu_cell(view, gpu, 'pcie.link.width.current')}x"),
     ]
 
 
@@ -176,7 +183,7 @@ def query(view: View, sections: tuple[str, ...]) -> str:
     for gpu in view.gpus:
         lines.append(f"GPU {gpu.bus}")
         if not sections:
-            lines += _general(gpu)
+            lines += _general(view, gpu)
         for name, writer in _WRITERS.items():
             if not sections or name in sections:
                 lines += writer(view, gpu)

@@ -41,13 +41,15 @@ def write(layout: Layout, configs: dict[int, str]) -> None:
     )
     for folder in (library, *(p for p in library.rglob("*") if p.is_dir())):
         folder.chmod(0o755)
-    program = layout.bin / "pct"
-    code = f"import sys; sys.path.append({str(library)!r}); from dflashctl.lab.pct.cli import main; main()"
-    program.write_text(
-        f"#!/bin/sh\nexport DFLASHCTL_PCT_STATE={state}\n"
-        f'exec {shlex.quote(_python())} -I -S -c {shlex.quote(code)} "$@"\n'
-    )
-    program.chmod(0o755)
+    for name, module in (("pct", "cli"), ("pveversion", "pveversion")):
+        program = layout.bin / name
+        load = f"from dflashctl.lab.pct.{module} import main"
+        code = f"import sys; sys.path.append({str(library)!r}); {load}; main()"
+        program.write_text(
+            f"#!/bin/sh\nexport DFLASHCTL_PCT_STATE={state}\n"
+            f'exec {shlex.quote(_python())} -I -S -c {shlex.quote(code)} "$@"\n'
+        )
+        program.chmod(0o755)
     layout.bin.chmod(0o755)
 
 
