@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import json
 import os
 import queue
@@ -322,7 +323,12 @@ def main():
     parser.add_argument("--beat", type=float, default=0.0, help="write heartbeats with this deadline")
     parser.add_argument("--megabytes", type=int, default=50)
     parser.add_argument("--leave", action="store_true")
+    parser.add_argument("--stacks", action="store_true", help="write stacks at SIGUSR1, as the trainer does")
     args = parser.parse_args()
+    if args.stacks:
+        place = Path(os.environ["DFLASH_RUN_DIR"], f"stacks-{os.getpid()}.txt")
+        HELD.append(place.open("w"))
+        faulthandler.register(signal.SIGUSR1, file=HELD[-1], all_threads=True)
     kinds[args.kind](args)
 
 
