@@ -47,7 +47,7 @@ class Case:
         recipe = read_recipe(self.project.folder / "recipes" / "steady.yaml")
         host = complete("bed", HostEntry.model_validate(self.entry))
         with open_engine(host) as engine:
-            runs.deploy(engine, read_source(recipe), wait_s=20)
+            runs.deploy(engine, read_source(recipe), wait_s=60)
 
     def change(self, noise: int = 200_000) -> None:
         """A changed line, and some content that gzip does not shrink."""
@@ -95,7 +95,7 @@ class Case:
         script = ["python3", "-I", "-c", code, repository, f"{root}{self.code}"]
         return self.bed.on_host(script).stdout.decode().split()
 
-    def unharmed(self, *, within_s: float = 20.0, switched: bool | None = False) -> None:
+    def unharmed(self, *, within_s: float = 90.0, switched: bool | None = False) -> None:
         """The old release is current (or, where `switched` may be either, a whole one), nothing is left over,
         and the next deploy goes through."""
         end = time.monotonic() + within_s
@@ -120,7 +120,7 @@ class Case:
         assert done.stderr.count("error:") == 1 and "next:" in done.stderr, done.stderr
         return done.stderr
 
-    def interrupted_at(self, look: Callable[[], object], within_s: float = 30.0) -> tuple[int, str]:
+    def interrupted_at(self, look: Callable[[], object], within_s: float = 90.0) -> tuple[int, str]:
         """Deploy, and press Ctrl-C as soon as `look` is true. Returns (exit code, stderr)."""
         process = subprocess.Popen(
             self.project.argv("deploy"),

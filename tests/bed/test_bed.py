@@ -3,6 +3,7 @@ between tests. These hold without dflashctl."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from proxy import Proxy
 pytestmark = pytest.mark.bed
 
 
+@pytest.mark.alone
 def test_a_warm_start_takes_seconds(bed: Bed) -> None:
     """The caches are warm here: this worker's own bed has just been started."""
     began = time.monotonic()
@@ -44,9 +46,9 @@ def test_a_bed_whose_owner_is_killed_leaves_no_process(bed: Bed) -> None:
     assert owner.stdout is not None
     pid, top = owner.stdout.readline().split()
     owner.kill()
-    owner.wait(10)
+    owner.wait(60)
     owner.stdout.close()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < end, "the bed's first process outlived its owner"
         time.sleep(0.05)
@@ -66,7 +68,8 @@ def test_ssh_is_openssh_and_logs_in_root_and_operator(bed: Bed) -> None:
     assert (name, host) == ("root", "pve1") and connection.startswith("127.0.0.1 ")
     assert smi.startswith(str(bed.layout.bin)) and pct.startswith(str(bed.layout.bin))
     assert bed.ssh("id -un", user="operator").stdout == b"operator\n"
-    assert b"OpenSSH" in (bed.dir / "sshd.log").read_bytes() or bed.ssh("true").returncode == 0
+    with socket.create_connection(("127.0.0.1", bed.port), 30) as s:
+        assert s.recv(64).startswith(b"SSH-2.0-OpenSSH_")
 
 
 def test_a_wrong_host_key_is_refused_by_openssh_too(bed: Bed) -> None:
@@ -188,10 +191,10 @@ def test_the_proxied_line_reaches_the_same_sshd(bed: Bed, proxied: Proxy) -> Non
         "root@127.0.0.1",
         "hostname",
     ]
-    done = subprocess.run(argv, capture_output=True, timeout=30, stdin=subprocess.DEVNULL)
+    done = subprocess.run(argv, capture_output=True, timeout=90, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout) == (0, b"pve1\n")
     proxied.cut_after(proxied.moved("down") // 2, "down")
-    assert subprocess.run(argv, capture_output=True, timeout=30, stdin=subprocess.DEVNULL).returncode == 255
+    assert subprocess.run(argv, capture_output=True, timeout=90, stdin=subprocess.DEVNULL).returncode == 255
 
 
 def test_pct_can_be_slow_and_old(bed: Bed) -> None:

@@ -26,7 +26,7 @@ def project(bed: Bed, tmp_path: Path) -> Project:
     return project
 
 
-def wait_for(what: Callable[[], object], seconds: float = 20) -> None:
+def wait_for(what: Callable[[], object], seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, f"did not become true within {seconds} s"
@@ -158,7 +158,7 @@ def test_a_failed_run_says_why(bed: Bed, project: Project, kind: str, words: str
     host = bed.host_entry("newer" if kind == "hogs" else "main")  # the one with little memory
     project.write_hosts({"bed": host})
     deployed_and_launched(project, kind)
-    wait_for(lambda: state(project, "t") == "failed", 40)
+    wait_for(lambda: state(project, "t") == "failed", 120)
     [run] = project.json("status", "t")["runs"]
     assert words in " ".join(run["evidence"]), run["evidence"]
     assert project.run("status", "t", "--check").returncode == 7

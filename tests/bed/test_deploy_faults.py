@@ -89,7 +89,7 @@ def test_a_laptop_that_vanishes_without_a_goodbye_leaves_nothing(case: Case) -> 
         stderr=subprocess.DEVNULL,
     )
     try:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 90
         while not staged(case):
             assert time.monotonic() < end and process.poll() is None
             time.sleep(0.01)
@@ -117,7 +117,7 @@ def test_staging_of_a_desk_that_was_killed_is_swept_by_the_next(case: Case) -> N
         stderr=subprocess.PIPE,
         text=True,
     )
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while not staged(case):
         assert time.monotonic() < end and process.poll() is None
         time.sleep(0.01)
@@ -397,7 +397,8 @@ def test_two_deploys_at_once(case: Case, tmp_path: Path) -> None:
 
 def test_without_wait_the_second_is_told_who_deploys(case: Case) -> None:
     case.change(noise=3_000_000)
-    slow = 'case $1 in push) sleep 4;; esac\nexec $REAL "$@"'
+    go = case.bed.layout.shared / "go"
+    slow = f'case $1 in push) until [ -e {go} ]; do sleep 0.1; done;; esac\nexec $REAL "$@"'
     with host_script(case.bed, "pct", slow):
         first = subprocess.Popen(
             case.project.argv("deploy"),
@@ -407,13 +408,14 @@ def test_without_wait_the_second_is_told_who_deploys(case: Case) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        end = time.monotonic() + 30
+        end = time.monotonic() + 90
         while not staged(case):
             assert time.monotonic() < end
             time.sleep(0.02)
         said = case.refused(LOCKED)
         assert "(steady " in said and "is deploying here since" in said and "dflashctl lock show" in said
-        first.communicate(timeout=60)
+        go.touch()
+        first.communicate(timeout=90)
     assert first.returncode == 0
     assert case.litter() == []
 

@@ -47,7 +47,7 @@ def echo() -> Iterator[int]:
     thread.start()
     yield int(listener.getsockname()[1])
     over.set()
-    thread.join(5)
+    thread.join(60)
     listener.close()
 
 
@@ -62,7 +62,7 @@ def read(s: socket.socket, count: int) -> bytes:
 
 
 def test_it_passes_bytes_and_their_end(echo: int) -> None:
-    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), 5) as s:
+    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), 30) as s:
         data = bytes(range(256)) * 4000
         threading.Thread(target=s.sendall, args=(data,), daemon=True).start()
         assert read(s, len(data)) == data
@@ -74,7 +74,7 @@ def test_it_passes_bytes_and_their_end(echo: int) -> None:
 def test_a_cut_at_a_byte_lets_exactly_so_many_through(echo: int) -> None:
     with Proxy(echo) as proxy:
         proxy.cut_after(1000, "down")
-        with socket.create_connection(("127.0.0.1", proxy.port), 5) as s:
+        with socket.create_connection(("127.0.0.1", proxy.port), 30) as s:
             s.sendall(b"x" * 5000)
             got = b""
             with pytest.raises(ConnectionResetError):
@@ -86,7 +86,7 @@ def test_a_cut_at_a_byte_lets_exactly_so_many_through(echo: int) -> None:
 
 
 def test_a_cut_now(echo: int) -> None:
-    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), 5) as s:
+    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), 30) as s:
         s.sendall(b"hello")
         assert read(s, 5) == b"hello"
         assert proxy.cut() == 1
@@ -95,7 +95,7 @@ def test_a_cut_now(echo: int) -> None:
 
 
 def test_a_stall_closes_nothing_and_can_be_lifted(echo: int) -> None:
-    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), 5) as s:
+    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), 30) as s:
         proxy.stall_after(10, "up")
         s.sendall(b"a" * 30)
         assert read(s, 10) == b"a" * 10
@@ -104,12 +104,12 @@ def test_a_stall_closes_nothing_and_can_be_lifted(echo: int) -> None:
             s.recv(1)
         assert proxy.live == 1
         proxy.resume()
-        s.settimeout(5)
+        s.settimeout(60)
         assert read(s, 20) == b"a" * 20
 
 
 def test_throttle_and_delay(echo: int) -> None:
-    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), 5) as s:
+    with Proxy(echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port), 30) as s:
         proxy.throttle(20000)
         began = time.monotonic()
         s.sendall(b"b" * 10000)
@@ -126,7 +126,10 @@ def test_throttle_and_delay(echo: int) -> None:
 def test_refusing(echo: int) -> None:
     with Proxy(echo) as proxy:
         proxy.refuse()
-        with pytest.raises(ConnectionResetError), socket.create_connection(("127.0.0.1", proxy.port), 5) as s:
+        with (
+            pytest.raises(ConnectionResetError),
+            socket.create_connection(("127.0.0.1", proxy.port), 30) as s,
+        ):
             s.sendall(b"x")
             assert s.recv(1), "an orderly end is not a refusal"
         assert proxy.live == 0

@@ -26,7 +26,7 @@ def project(bed: Bed, tmp_path: Path) -> Project:
     return project
 
 
-def refused(project: Project, code: int, *args: str, within: float = 30.0) -> str:
+def refused(project: Project, code: int, *args: str, within: float = 90.0) -> str:
     """Run; it must end with this exit code, one message, no traceback. Returns stderr."""
     began = time.monotonic()
     done = project.run(*args, timeout=within + 30)
@@ -46,13 +46,13 @@ def test_a_changed_host_key_stops_everything(bed: Bed, project: Project) -> None
     kind, _ = (bed.layout.ssh / "host_key.pub").read_text().split()[:2]
     other = (bed.layout.ssh / "user_key.pub").read_text().split()[1]
     bed.known_hosts.write_text(f"[127.0.0.1]:{bed.port} {kind} {other}\n")
+    log = bed.dir / "sshd.log"
+    before = log.stat().st_size
     for verb in (["deploy"], ["gpu"], ["launch", "--tag", "t"]):
         said = refused(project, KEY_CHANGED, *verb)
         assert "SHA256:" in said and "host key" in said
     assert nothing_inside(bed)
-    assert b"Accepted" not in (bed.dir / "sshd.log").read_bytes().split(b"last-test")[-1] or nothing_inside(
-        bed
-    )
+    assert log.stat().st_size > before and b"Accepted" not in log.read_bytes()[before:], "nobody logged in"
 
 
 def test_an_unknown_host_key_is_refused_and_can_be_trusted(bed: Bed, project: Project) -> None:
@@ -75,7 +75,7 @@ def test_a_stopped_container(bed: Bed, project: Project, verb: list[str]) -> Non
 @pytest.mark.parametrize("verb", [["deploy"], ["launch", "--tag", "t"], ["kill", "t"]])
 def test_a_frozen_container(bed: Bed, project: Project, verb: list[str]) -> None:
     bed.freeze("main")
-    said = refused(project, CONTAINER_DOWN, *verb, within=90)
+    said = refused(project, CONTAINER_DOWN, *verb)
     assert "frozen" in said
     bed.thaw("main")
     assert nothing_inside(bed)
@@ -92,7 +92,7 @@ def test_nobody_listens(bed: Bed, project: Project) -> None:
         s.bind(("127.0.0.1", 0))
         project.write_hosts({"bed": bed.host_entry(port=s.getsockname()[1])})
         for verb in (["deploy"], ["launch", "--tag", "t"], ["gpu"]):
-            refused(project, UNREACHABLE, *verb, within=15)
+            refused(project, UNREACHABLE, *verb)
 
 
 def test_a_listener_that_says_nothing(bed: Bed, project: Project) -> None:
@@ -100,7 +100,7 @@ def test_a_listener_that_says_nothing(bed: Bed, project: Project) -> None:
         entry = bed.host_entry(port=silent.getsockname()[1])
         entry["ssh"]["connect_timeout_s"] = 2
         project.write_hosts({"bed": entry})
-        refused(project, UNREACHABLE, "gpu", within=30)
+        refused(project, UNREACHABLE, "gpu")
 
 
 def test_a_key_that_is_not_let_in(bed: Bed, project: Project, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_line_cut_during_deploy(bed: Bed, project: Project, proxied: Proxy, wh
     before = bed.inside("main", ["readlink", "/workspace/code/current"]).stdout
     share = {"early": 0.1, "middle": 0.5, "late": 0.9}[where]
     proxied.cut_after(int(whole * share), "up")
-    refused(project, UNREACHABLE, "deploy", within=60)
+    refused(project, UNREACHABLE, "deploy")
     assert bed.inside("main", ["readlink", "/workspace/code/current"]).stdout == before
     proxied.rules["up"].cut_at = None
     project.ok("deploy")
@@ -172,7 +172,7 @@ def test_gpus_that_cannot_be_read_are_not_idle(
 ) -> None:
     project.ok("deploy")
     bed.gpus(lambda box: [setattr(box, key, value) for key, value in change.items()] and None)
-    refused(project, BUSY, "launch", "--tag", "t", within=60)
+    refused(project, BUSY, "launch", "--tag", "t")
     bed.gpus(lambda box: setattr(box, "mode", "ok"))
     assert bed.gpu_holders() == []
 
@@ -186,7 +186,7 @@ def test_a_broken_gpu_is_not_taken(bed: Bed, project: Project, fault: str) -> No
     project.write_recipe("steady", gpus={"count": 7})
     project.ok("deploy")
     project.ok("launch", "--tag", "t")
-    end = time.monotonic() + 20
+    end = time.monotonic() + 90
     while len(bed.gpu_holders()) < 6:
         assert time.monotonic() < end
         time.sleep(0.2)
@@ -202,7 +202,7 @@ def test_memory_that_lingers_after_the_kill_is_waited_for(bed: Bed, project: Pro
     project.write_recipe("ignores-term")
     project.ok("deploy", "-r", "ignores-term")
     project.ok("launch", "-r", "ignores-term", "--tag", "t")
-    end = time.monotonic() + 20
+    end = time.monotonic() + 90
     while not bed.gpu_holders():
         assert time.monotonic() < end
         time.sleep(0.2)

@@ -162,7 +162,7 @@ class Bed:
         kind, key = (self.layout.ssh / "host_key.pub").read_text().split()[:2]
         return f"[127.0.0.1]:{port or self.port} {kind} {key}\n"
 
-    def ssh(self, command: str, *, user: str = "root", input: bytes = b"", timeout: float = 30) -> Any:
+    def ssh(self, command: str, *, user: str = "root", input: bytes = b"", timeout: float = 90) -> Any:
         """OpenSSH's own client: a second opinion beside dflashctl's."""
         argv = ["ssh", "-F", "none", "-p", str(self.port), "-i", str(self.key), "-o", "IdentitiesOnly=yes"]
         argv += [
@@ -201,7 +201,7 @@ class Bed:
     # --- on the host and inside, past dflashctl ---
 
     def on_host(
-        self, argv: Sequence[str], *, input: bytes = b"", timeout: float = 30, check: bool = True
+        self, argv: Sequence[str], *, input: bytes = b"", timeout: float = 90, check: bool = True
     ) -> subprocess.CompletedProcess[bytes]:
         """Run on the bed's host, in its namespaces, as root."""
         enter = ["nsenter", "-t", str(self.pid), "--mount", "--pid", "--uts", "--"]
@@ -212,7 +212,7 @@ class Bed:
         return done
 
     def inside(
-        self, role: str, argv: Sequence[str], *, input: bytes = b"", timeout: float = 30, check: bool = True
+        self, role: str, argv: Sequence[str], *, input: bytes = b"", timeout: float = 90, check: bool = True
     ) -> subprocess.CompletedProcess[bytes]:
         """Run in a container by lxc-attach itself."""
         attach = ["lxc-attach", "-P", str(self.layout.lxc), "-n", str(self.ids[role]), "--clear-env", "--"]

@@ -86,7 +86,7 @@ class Project:
             **more,
         }
 
-    def run(self, *args: str, timeout: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
         """`dflashctl ARGS` in the project's folder."""
         return subprocess.run(
             self.argv(*args),
