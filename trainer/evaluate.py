@@ -19,6 +19,7 @@ from trainer.config import Evaluate
 from trainer.decode import Beat, FixedNoise, Halves, Output, greedy, plain, speculative
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.proposers import lookup_draft
 
 NOISE_SEED = 20_240_229  # fixed for ever: measurements of different runs share their luck
 
@@ -77,19 +78,6 @@ def figure(outputs: Sequence[Output], own: Sequence[Output], first_tokens: int) 
         len(own),
         sum(len(output.tokens) for output in outputs),
     )
-
-
-def lookup_draft(text: Sequence[int], longest: int, count: int) -> list[int]:
-    """Prompt-lookup drafting: what followed the latest earlier occurrence of the text's last tokens.
-
-    The longest n-gram from `longest` down to one token that occurred before decides; up to `count` tokens.
-    """
-    for size in range(min(longest, len(text) - 1), 0, -1):
-        ending = tuple(text[-size:])
-        for start in range(len(text) - size - 1, -1, -1):
-            if tuple(text[start : start + size]) == ending:
-                return list(text[start + size : start + size + count])
-    return []
 
 
 def lookup(prompt: Sequence[int], own: Output, new_tokens: int, longest: int, block_size: int) -> Output:

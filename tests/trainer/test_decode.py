@@ -6,25 +6,38 @@ Run: python -m pytest tests/trainer/test_decode.py
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from tiny_models import VOCABULARY, random_model
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
 
 from trainer.config import Evaluate
-from trainer.decode import BatchTarget, FixedNoise, Output, RereadTarget, greedy, plain, reader, speculative
+from trainer.decode import (
+    BatchTarget,
+    FixedNoise,
+    Output,
+    RereadTarget,
+    RollbackTarget,
+    greedy,
+    plain,
+    reader,
+    speculative,
+)
 from trainer.evaluate import (
     Evaluator,
     acceptance,
     figure,
     lookup,
-    lookup_draft,
     repeated_ngrams,
 )
 from trainer.model.cache import target_cache
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.proposers import lookup_draft
+from trainer.readers import continues
 
 BLOCK = 4
 TAPS = (0, 2, 4)
@@ -166,22 +179,54 @@ def test_decoding_stops_at_the_end_token(make_drafter: Callable[..., Drafter]) -
     assert outputs[0].ended and outputs[0].tokens == own[0].tokens
 
 
-def test_both_ways_of_reading_give_the_same_states() -> None:
-    target = Target(random_model("qwen3"), TAPS)
-    assert isinstance(reader(target), BatchTarget)
-    assert isinstance(reader(Target(random_model("qwen3.5"), TAPS)), RereadTarget)
-    cached, anew = BatchTarget(target), RereadTarget(target)
-    tokens = prompts(2, 12)
-    place = torch.arange(6).expand(2, 6)
+@pytest.mark.parametrize("way", [BatchTarget, RollbackTarget])
+def test_every_way_of_reading_gives_the_same_states(way: Callable[[Target], Any], kind: str) -> None:
+    """What was taken back leaves no trace: in keys and values, windows, recurrent and convolution states.
+
+    Rows keep one token, two, all and none; twice, so that what was kept is built upon.
+    """
+    target = Target(random_model(kind), TAPS)
+    if way is BatchTarget and set(target.layer_types) != {"full_attention"}:
+        assert isinstance(reader(target), RollbackTarget)
+        return
+    cached, anew = way(target), RereadTarget(target)
+    tokens, starts = prompts(4, 16), torch.full((4, 1), 8)
+    place = torch.arange(8).expand(4, 8)
     for model in (cached, anew):
-        model.read(tokens[:, :6], place)
-        model.read(tokens[:, 6:9], place[:, :3] + 6)
-        model.keep(3, torch.tensor([1, 2]))
-    starts = torch.tensor([[7], [8]])
-    one = cached.read(tokens[:, 9:], starts + torch.arange(3))
-    other = anew.read(tokens[:, 9:], starts + torch.arange(3))
+        model.read(tokens[:, :8], place)
+    for begin, kept in ((8, [1, 2, 3, 0]), (11, [3, 0, 1, 2])):
+        one, other = (
+            model.read(tokens[:, begin : begin + 3], starts + torch.arange(3), trial=True)
+            for model in (cached, anew)
+        )
+        for a, b in zip(one, other, strict=True):
+            assert torch.allclose(a, b, atol=1e-4)
+        for model in (cached, anew):
+            model.keep(3, torch.tensor(kept))
+        starts = starts + torch.tensor(kept)[:, None]
+    one, other = (model.read(tokens[:, 14:], starts + torch.arange(2)) for model in (cached, anew))
     for a, b in zip(one, other, strict=True):
         assert torch.allclose(a, b, atol=1e-4)
+
+
+def test_what_all_rows_rejected_is_no_longer_in_the_cache() -> None:
+    target = Target(random_model("qwen3"), TAPS)
+    model = BatchTarget(target)
+    tokens = prompts(2, 12)
+    model.read(tokens[:, :6], torch.arange(6).expand(2, 6))
+    model.read(tokens[:, 6:10], torch.arange(6, 10).expand(2, 4), trial=True)
+    model.keep(4, torch.tensor([1, 2]))
+    assert model.cache.get_seq_length() == 8 == model.alive.shape[1]
+    assert model.alive.tolist() == [[True] * 7 + [False], [True] * 8]
+
+
+def test_an_architecture_that_cannot_read_on_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that forgets its recurrent state on a block, as some transformers do, is noticed."""
+    target = Target(random_model("qwen3.5"), TAPS)
+    assert continues(target) and isinstance(reader(target), RollbackTarget)
+    forgetful = Target(random_model("qwen3.5"), TAPS)
+    monkeypatch.setattr(DynamicCache, "get_recurrent_state", lambda *args, **named: None)
+    assert not continues(forgetful) and isinstance(reader(forgetful), RereadTarget)
 
 
 def test_the_growing_cache_equals_transformers_own() -> None:
