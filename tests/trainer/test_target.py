@@ -289,6 +289,32 @@ def test_a_target_that_cannot_be_loaded_is_refused_in_one_line(tmp_path: Path) -
         read_config(folder)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"vocab_size": 300},
+            r"embed_tokens\.weight is \(258, 32\), by config\.json it should be \(300, 32\)",
+        ),
+        ({"hidden_size": 40}, r"is \(.*32.*\), by config\.json it should be \(.*40.*\)"),
+        ({"num_hidden_layers": 7}, r"`num_hidden_layers` \(7\) must be equal .* `layer_types` \(6\)"),
+        ({"layer_types": ["full_attention"] * 5 + ["strange"]}, r"The `layer_types` entries must be in"),
+        (
+            {"num_hidden_layers": 7, "layer_types": ["full_attention"] * 7},
+            r"11 weights are missing, model\.layers\.6",
+        ),
+    ],
+)
+def test_a_configuration_that_its_weights_do_not_have(
+    saved_target: Path, changes: dict[str, object], message: str
+) -> None:
+    path = saved_target / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_target(saved_target, TAPS, torch.float32, torch.device("cpu"))
+    assert str(saved_target) in str(caught.value)
+
+
 def test_the_text_part_of_a_nested_configuration_is_read(tmp_path: Path) -> None:
     nested = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": {"hidden_size": 8}}
     (tmp_path / "config.json").write_text(json.dumps(nested))

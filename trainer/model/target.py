@@ -124,6 +124,13 @@ class Target:
         trunk._modules["layers"] = nn.ModuleList(list(self.decoder.layers)[:layers])
         return trunk
 
+    def copied_to(self, device: torch.device) -> Target:
+        """The same target on another device, or once more on this one: two threads must not share one."""
+        model = copy.deepcopy(self.model)
+        for layer in model.get_decoder().layers:  # type: ignore[operator]
+            layer._forward_hooks.clear()  # they record for this target
+        return Target(model.to(device), self.taps)
+
     def _recorder(self, tap: int) -> Any:
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:
             if self._recorded is not None:
@@ -239,8 +246,10 @@ def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: tor
     """Load the model in `path` (config.json and safetensors), frozen.
 
     Raises:
-        ConfigError: it cannot be loaded, or its files do not hold all its weights.
+        ConfigError: it cannot be loaded, or its files do not hold all its weights in the shapes of its
+            config.json.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -250,16 +259,30 @@ def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: tor
 
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, output_loading_info=True, attn_implementation="sdpa"
+            path,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name and shapes
+            attn_implementation="sdpa",
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        first = str(error).strip().split("\n")[0]
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
+        # A configuration that contradicts itself names only its validator; the reason is the cause.
+        told = error.__cause__ if isinstance(error, StrictDataclassError) else error
+        first = str(told or error).strip().split("\n")[0]
         raise ConfigError(
             f"transformers cannot load the target: {first}",
             where=str(path),
             next="it must hold config.json and safetensors",
         ) from error
-    missing = sorted(report["missing_keys"])
-    if missing:  # transformers would fill these with random numbers and only warn
+    # transformers would fill all of these with random numbers and only warn.
+    if missing := sorted(report["missing_keys"]):
         raise ConfigError(f"{len(missing)} weights are missing, {missing[0]} first", where=str(path))
+    if unlike := sorted(report["mismatched_keys"]):
+        name, held, wanted = unlike[0]
+        raise ConfigError(
+            f"weight {name} is {tuple(held)}, by config.json it should be {tuple(wanted)}",
+            where=str(path),
+            next="the target's config.json and its weights do not belong together",
+        )
     return Target(model.to(device), taps)
