@@ -50,9 +50,14 @@ class Drafter:
 
 @dataclass(frozen=True)
 class Data:
-    """Where rows come from. `stdlib`: sources of the running interpreter's own standard library."""
+    """Where rows come from. `stdlib`: sources of the running interpreter's own standard library.
 
-    source: Literal["stdlib"] = "stdlib"
+    `store`: what `python -m trainer prepare` made, packed anew for every epoch.
+    """
+
+    source: Literal["stdlib", "store"] = "stdlib"
+    store: str | None = None  # folder: absolute, or relative to the working folder or to the release
+    long: Literal["split", "refuse"] = "split"  # a store's documents longer than a row; refuse: left out
     row_tokens: int = ranged(256, low=16)
     rows: int = ranged(1024, low=1)
     continuations: bool = True  # the target continues short prompts; false: rows are the text itself, packed
@@ -166,7 +171,9 @@ class Checkpoint:
 class Logging:
     """Where figures go besides the console and metrics.jsonl."""
 
-    trackers: list[Literal["tensorboard", "wandb", "trackio"]] | None = None  # null: tensorboard, if it is there
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] | None = (
+        None  # null: tensorboard, if it is there
+    )
     project: str = "dflash"  # wandb's and trackio's
 
 
@@ -178,6 +185,17 @@ class Policy:
     tls: Literal["none", "local", "stashed"] = "none"
     warmup: Literal["lazy", "main-thread", "own-thread"] = "lazy"
     start: Literal["parallel", "sequential"] = "parallel"
+    force: bool = False  # run a combination that is known to break with the installed torch
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who computes what in the topologies split and threads: so many GPUs of each, the targets' first."""
+
+    targets: int = ranged(1, low=1)
+    drafters: int = ranged(1, low=1)
+    queue: int = ranged(2, low=1)  # batches of hidden states that may wait for the drafters
+    wait_s: float = ranged(300.0, low=0.1)  # the longest wait of one for the other; then the run ends
 
 
 @dataclass(frozen=True)
@@ -204,6 +222,7 @@ class TrainConfig:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     logging: Logging = field(default_factory=Logging)
     policy: Policy = field(default_factory=Policy)
+    layout: Layout = field(default_factory=Layout)
 
     @property
     def batch_rows(self) -> int:
@@ -245,12 +264,26 @@ def _across_keys(config: TrainConfig) -> list[str]:
     if drafter.init_layers is not None and len(drafter.init_layers) != drafter.layers:
         found.append(f"drafter.init_layers: {len(drafter.init_layers)} for {drafter.layers} layers")
     found += _layer_type_problems(drafter)
+    found += _store_problems(data)
     if data.continuations and data.prompt_tokens + drafter.block_size > data.row_tokens:
         found.append(
             f"data.prompt_tokens: {data.prompt_tokens} leaves no block in a row of {data.row_tokens}"
         )
     if config.budget == Budget():
         found.append("budget: one of steps, train_s, total_s is needed")
+    return found
+
+
+def _store_problems(data: Data) -> list[str]:
+    if data.source != "store":
+        return [] if data.store is None else ["data.store: only with source: store"]
+    found = []
+    if data.store is None:
+        found.append("data.store: needed, the folder that prepare printed")
+    if data.continuations:
+        found.append("data.continuations: a store's rows are read as they are; say continuations: false")
+    if data.states != "online":
+        found.append("data.states: a store's rows change with every epoch; say states: online")
     return found
 
 

@@ -33,6 +33,7 @@ class KnownFailure:
     unless: str = ""
     also: tuple[str, ...] = ()
     see: tuple[str, ...] = ()
+    policies: tuple[dict[str, Any], ...] = ()
 
     def finds(self, line: str) -> bool:
         """The rule for one line; dflashctl's agent applies the same to whole logs."""

@@ -38,6 +38,9 @@ class Sums:
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
+    def to(self, device: torch.device) -> Sums:
+        return Sums(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+
 
 @dataclass(frozen=True)
 class Kind:

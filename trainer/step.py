@@ -6,11 +6,12 @@ Nothing here reads a value back from the device or has a size that depends on th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.config import TrainConfig
 from trainer.data.packing import Rows
@@ -19,7 +20,7 @@ from trainer.machine import multiplies_bfloat16
 from trainer.model.drafter import Drafter
 from trainer.model.flex import flex_mask
 from trainer.model.mask import bounds, dense_mask
-from trainer.model.target import States, Target
+from trainer.model.target import States
 from trainer.objective import Blocks, choose_anchors, make_blocks
 
 
@@ -33,6 +34,11 @@ class Batch:
     def part(self, rows: slice) -> Batch:
         final = self.states.final
         return Batch(self.rows[rows], States(self.states.taps[rows], None if final is None else final[rows]))
+
+    def to(self, device: torch.device) -> Batch:
+        final = self.states.final
+        states = States(self.states.taps.to(device), None if final is None else final.to(device))
+        return Batch(self.rows.to(device), states)
 
 
 def without_bad_rows(rows: Rows, states: States) -> tuple[Batch, Tensor]:
@@ -48,13 +54,28 @@ def without_bad_rows(rows: Rows, states: States) -> tuple[Batch, Tensor]:
     return Batch(rows, States(torch.where(keep, states.taps, 0), final)), ~finite
 
 
+class Ends(Protocol):
+    """All that a step needs of a target."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def embedding(self) -> nn.Module: ...
+    @property
+    def head_weight(self) -> Tensor: ...
+
+
 class DrafterStep:
     """Loss sums of a batch; `backward` on their loss gives gradients that add over micro-batches."""
 
-    def __init__(self, drafter: Drafter, target: Target, config: TrainConfig, width: int) -> None:
-        """width: anchors a row."""
+    def __init__(self, drafter: Drafter, target: Ends, config: TrainConfig, width: int) -> None:
+        """
+        Args:
+            target: its two ends, on the drafter's device.
+            width: anchors a row.
+        """
         self.drafter, self.target, self.config, self.width = drafter, target, config, width
-        self.device_type = target.device.type
+        self.device, self.device_type = target.device, target.device.type
         self.flex = config.attention == "flex" or (config.attention == "auto" and self.device_type == "cuda")
         self.compute_dtype = products_dtype(config.precision, self.device_type)
         self.head = target.head_weight.to(self.compute_dtype)
@@ -78,12 +99,22 @@ class DrafterStep:
         }
         return [made[window] for window in self.windows]
 
-    def hidden(self, batch: Batch, blocks: Blocks) -> Tensor:
-        """The drafter's states of the mask slots, [R * N, B-1, H], as the head reads them."""
+    def hidden(self, batch: Batch, blocks: Blocks, noise: Sequence[torch.Generator] | None = None) -> Tensor:
+        """The drafter's states of the mask slots, [R * N, B-1, H], as the head reads them.
+
+        Args:
+            noise: one for each row, on the step's device, to draw its input noise from; None: the device's.
+        """
         config = self.drafter.config
         taps = batch.states.taps
         if self.config.objective.input_noise and self.drafter.training:
-            taps = taps + (torch.rand_like(taps) * 2 - 1) * self.config.objective.input_noise
+            drawn = torch.stack(
+                [
+                    torch.rand(taps.shape[1:], generator=row, device=taps.device, dtype=taps.dtype)
+                    for row in noise or [None] * len(taps)
+                ]
+            )
+            taps = taps + (drawn * 2 - 1) * self.config.objective.input_noise
         low = self.compute_dtype != self.drafter.fc.weight.dtype
         taps = taps.to(self.compute_dtype if low else self.drafter.fc.weight.dtype)
         with torch.autocast(self.device_type, self.compute_dtype, enabled=low):
@@ -95,10 +126,10 @@ class DrafterStep:
         ]  # slot 0 is the anchor: nothing to foretell
         return slots.flatten(0, 1).to(self.compute_dtype)
 
-    def sums(self, batch: Batch, uniform: Tensor) -> Sums:
-        """Loss sums of one micro-batch."""
+    def sums(self, batch: Batch, uniform: Tensor, noise: Sequence[torch.Generator] | None = None) -> Sums:
+        """Loss sums of one micro-batch. uniform, noise: see `blocks` and `hidden`."""
         blocks = self.blocks(batch.rows, uniform)
-        hidden = self.hidden(batch, blocks)
+        hidden = self.hidden(batch, blocks, noise)
         teacher = None
         if self.config.objective.labels != "data":
             assert batch.states.final is not None

@@ -1,0 +1,1 @@
+"""Who computes hidden states, who learns from them, and how the one reaches the other."""

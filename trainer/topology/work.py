@@ -1,0 +1,76 @@
+"""A step's gradients, whoever computes them. What a row of a batch adds to them depends on seed, step and the
+row's place in the batch alone, so every division of the rows gives the same sums, up to the order of adding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.config import TrainConfig
+from trainer.loss import Sums
+from trainer.objective import draw
+from trainer.step import Batch, DrafterStep
+
+Bad = tuple[Tensor, Tensor]
+"""The rows of a batch (indices into the data), and which of them had non-finite states."""
+
+
+class Work(Protocol):
+    """Who does a step's forward and backward passes."""
+
+    def gradients(self, number: int) -> tuple[Sums, Bad | None]:
+        """Leave the gradient sums of step `number`'s whole batch in the drafter's `.grad`; the loss sums."""
+
+    def updated(self) -> None:
+        """The drafter has new weights: copies take them."""
+
+    def depths(self) -> dict[str, int]:
+        """Queue depths for the heartbeat, by name."""
+
+    def close(self) -> None:
+        """End what was started."""
+
+
+def accumulate(step: DrafterStep, config: TrainConfig, batch: Batch, number: int, rows: slice) -> Sums:
+    """Add the gradients of some rows of a step's batch to the drafter's.
+
+    Args:
+        batch: those rows alone, on the step's device.
+        number: the step, from 0.
+        rows: their places in the step's whole batch.
+    """
+    size = config.micro_rows or config.batch_rows
+    total: Sums | None = None
+    for replay in range(config.objective.replays):
+        shape = (config.batch_rows, config.data.row_tokens)
+        uniform = draw(shape, config.seed, number, replay)[rows].to(batch.states.taps.device)
+        for start in range(0, len(uniform), size):
+            part = slice(start, start + size)
+            noise = None
+            if config.objective.input_noise:
+                places = range(rows.start + start, rows.start + min(start + size, len(uniform)))
+                noise = [_generator(step.device, config.seed, number, replay, place) for place in places]
+            sums = step.sums(batch.part(part), uniform[part], noise)
+            sums.loss.backward()
+            sums = dataclasses.replace(sums, loss=sums.loss.detach())
+            total = sums if total is None else total + sums
+    assert total is not None
+    return total
+
+
+def _generator(device: torch.device, *numbers: int) -> torch.Generator:
+    """A generator of its own for one row's noise."""
+    key = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(key, "little") >> 1)
+
+
+def shares(rows: int, workers: int) -> list[slice]:
+    """The batch's rows over workers, as even as can be; some are empty when there are more workers."""
+    edges = [rows * worker // workers for worker in range(workers + 1)]
+    return [slice(start, end) for start, end in itertools.pairwise(edges)]
