@@ -124,6 +124,12 @@ class Facts:
     # --- inside ---
 
     @property
+    def interpreter(self) -> Mapping[str, Any]:
+        """Whether the Python of hosts.yaml is there, and another one, as the machine around it sees:
+        {"exists", "other"}; empty where that could not be seen."""
+        return mapping((mapping(self.box) if self.host.container is None else self.init).get("python"))
+
+    @property
     def place(self) -> Mapping[str, Any]:
         """Folders, nodes, libraries, memory: as seen from inside, else as the host sees them; empty when
         neither could look."""

@@ -16,7 +16,7 @@ from dflashctl.errors import DflashError
 from dflashctl.remote.agent_call import AgentBug, Event, call
 from dflashctl.remote.engine import Engine
 from dflashctl.remote.factory import open_engine
-from dflashctl.runs.facts import mapping, number, text
+from dflashctl.runs.facts import number, text
 
 PROGRAM_S = 20.0
 """nvidia-smi, pct and the others on the host."""
@@ -92,10 +92,9 @@ def runnable_python(seen: Facts) -> tuple[str, str]:
         return "", "the container could not be reached: see state"
     if seen.frozen:
         return "", f"container {seen.host.container} is frozen"
-    known = mapping(seen.init.get("python")) or mapping(seen.box.get("python"))
-    if known.get("exists") is not False:
+    if seen.interpreter.get("exists") is not False:
         return wanted, ""
-    other = text(known.get("other"))
+    other = text(seen.interpreter.get("other"))
     return other, "" if other else f"neither {wanted} nor another Python is there"
 
 

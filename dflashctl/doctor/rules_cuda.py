@@ -32,7 +32,7 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 def python(facts: Facts) -> Finding:
     wanted = facts.host.python
-    seen = mapping(facts.init.get("python")) or mapping(mapping(facts.box).get("python"))
+    seen = facts.interpreter
     make = f"make it: python3 -m venv {wanted.removesuffix('/bin/python')}, or set `python:` in hosts.yaml"
     if facts.inside is None and seen.get("exists") is not True:
         if seen.get("exists") is False:

@@ -56,7 +56,7 @@ def _fullest(
     for each, where in _folders(facts):
         free, total = whole(each.get(free_key)), whole(each.get(all_key))
         if free is not None and total:  # some file systems count no inodes
-            room = rooms.setdefault((where, each.get("device")), (free, total, []))
+            room = rooms.setdefault((where, whole(each.get("device"))), (free, total, []))
             room[2].append(f"{text(each.get('path'))}{where}")
     if not rooms:
         return not_known("no folder could be looked at")
