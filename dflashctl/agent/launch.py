@@ -18,6 +18,7 @@ from .compilecache import compile_cache
 from .flock import exclusive
 from .payload import payload_bytes
 from .runfolder import TAG_PATTERN, RunFolder, folder_of, list_runs, unfinished_runs, write_bytes
+from .sentfiles import write_files
 from .spawn import STARTED_S, find_supervisor, spawn_supervisor
 from .waiting import log_tail
 
@@ -28,7 +29,7 @@ def launch(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     """Start the run that the request describes, or report what became of it earlier.
 
     request: id, state_dir, record (run-folder.md, without id, created_at, boot_id, init_start), recipe_yaml,
-    secrets {name: value}, release_dir|null, allow_busy, settle_s.
+    secrets {name: value}, release_dir|null, allow_busy, settle_s, files {path below files/: text}|absent.
     Answers {"outcome": "started" | "already_running" | "already_ended" | "failed" | "starting", "id", "tag",
     "leader", "log", "rotated", "exit", "log_tail", "why"}. Raises AgentError: locked (tag or log in use),
     gpus_busy, not_found (release), verification (no space), usage.
@@ -95,6 +96,7 @@ def _start(run: RunFolder, record: Dict[str, Any], request: Dict[str, Any]) -> D
             "not_found", what, str(record.get("cwd")), "create it, or correct `workdir` in hosts.yaml"
         )
     try:
+        write_files(run.file("files"), dict(request.get("files") or {}))
         _write_folder(run, record, str(request.get("recipe_yaml", "")))
         rotated = rotate_log(run, str(record["log"]))
         run.append_event("launched", by=record.get("created_by"), host=record.get("host"))

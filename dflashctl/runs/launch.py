@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dflashctl.config import ResolvedRecipe, fill
@@ -19,7 +19,7 @@ OURS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "DFLASH_RUN_DIR", "DFLASH_R
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Everything that a launch will do; `record` becomes record.json."""
+    """Everything that a launch will do; `record` becomes record.json, `files` lie in <run_dir>/files/."""
 
     run_id: str
     host: str
@@ -29,6 +29,7 @@ class LaunchPlan:
     state_dir: str
     allow_busy: bool
     warnings: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def request(self, secrets: Mapping[str, str], settle_s: float) -> dict[str, Any]:
         """The operation `launch`. Secrets travel on stdin of the call and are in no record."""
@@ -41,6 +42,7 @@ class LaunchPlan:
             "allow_busy": self.allow_busy,
             "secrets": dict(secrets),
             "settle_s": settle_s,
+            "files": dict(self.files),
         }
 
     @property
