@@ -18,6 +18,7 @@ import yaml
 
 from trainer import config as configs
 from trainer import failures
+from trainer.data.cli import data, prepare
 from trainer.errors import ConfigError, Stopped, TrainerError
 from trainer.export.cli import export, import_
 from trainer.machine import prepare_environment
@@ -31,6 +32,8 @@ app = typer.Typer(
 )
 app.command()(export)
 app.command("import")(import_)
+app.command()(prepare)
+app.add_typer(data, name="data")
 
 
 def read_recipe(path: Path) -> Any:

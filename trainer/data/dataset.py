@@ -13,9 +13,14 @@ from torch import Tensor
 from trainer.config import TrainConfig
 from trainer.data import prompts as texts
 from trainer.data.continuations import write
+from trainer.data.lines import file_digest
 from trainer.data.packing import Rows, from_tokens
-from trainer.errors import DataError
+from trainer.data.store import Store, find_store
+from trainer.data.stored import StoredRows
+from trainer.errors import ConfigError, DataError
 from trainer.model.target import States, Target
+from trainer.objective import needed_width
+from trainer.setup import find_target
 from trainer.step import Batch, without_bad_rows
 
 Say = Callable[[str], None]
@@ -24,14 +29,45 @@ Beat = Callable[[], None]
 
 @dataclass
 class Dataset:
-    """R rows. `states` is None when the target reads them anew at every step."""
+    """R rows, or the endless sequence of a store's, R an epoch.
 
-    rows: Rows
+    `states` is None when the target reads them anew at every step.
+    """
+
+    rows: Rows | StoredRows
     states: States | None
     identity: dict[str, Any]
     seconds: float
     bad_rows: list[int]
     full: bool = False  # the target's final states are needed too, for labels
+
+    def order(self, seed: int) -> Callable[[int, int], Tensor]:
+        """A fixed endless order of rows: (batch, size) -> what `batch` takes [size]."""
+        return self.rows.order if isinstance(self.rows, StoredRows) else texts.row_order(len(self.rows), seed)
+
+    def needed_width(self, per_document: int) -> int:
+        """The fixed width of a row's anchors that leaves none out."""
+        if isinstance(self.rows, StoredRows):
+            return self.rows.needed_width(per_document)
+        return needed_width(self.rows, per_document)
+
+    def describe(self) -> str:
+        """One line for the log."""
+        known, rows = self.identity, self.rows
+        if isinstance(rows, StoredRows):
+            counts = rows.store.counts
+            refused = len(rows.pieces.refused)
+            left_out = f", {refused:,} documents longer than a row left out" if refused else ""
+            return (
+                f"data {len(rows):,} rows of {rows.row_tokens} tokens an epoch, {rows.full:.1%} full, from "
+                f"store {known['store']}: {counts['documents']:,} documents, {counts['supervised']:,} tokens "
+                f"trained on{left_out}"
+            )
+        trained = int(rows.supervised.sum())
+        return (
+            f"data {len(rows):,} rows of {rows.tokens.shape[1]} tokens, {trained:,} trained on, "
+            f"from {known['files']} files, in {self.seconds:.1f} s"
+        )
 
     def batch(self, index: Tensor, target: Target) -> tuple[Batch, Tensor | None]:
         """The rows at `index` on the target's device with their states; which of them are bad, if not known
@@ -53,8 +89,12 @@ def build(config: TrainConfig, target: Target, tokenizer: Any, say: Say, beat: B
     """
     started = time.monotonic()
     full = config.objective.labels != "data"
+    if config.data.source == "store":
+        stored = open_store(config)
+        return Dataset(stored, None, stored.facts(), time.monotonic() - started, [], full)
+    rows: Rows
+    states: States | None
     if config.data.continuations:
-        states: States | None
         rows, states = _continuations(config, target, tokenizer, say, beat)
     else:
         end_id = target.config.eos_token_id if isinstance(target.config.eos_token_id, int) else 0
@@ -65,6 +105,25 @@ def build(config: TrainConfig, target: Target, tokenizer: Any, say: Say, beat: B
         rows, states, bad = drop_bad_rows(rows, states, config.data.max_bad_rows)
     identity = {**texts.identity(held_out=False), "rows": len(rows), "row_tokens": config.data.row_tokens}
     return Dataset(rows, states, identity, time.monotonic() - started, bad, full)
+
+
+def open_store(config: TrainConfig) -> StoredRows:
+    """The rows of the prepared store that the recipe names; nothing is made here.
+
+    Raises:
+        ConfigError: no finished store there, or it was made with another tokenizer than the target's.
+        DataError: nothing in it fits a row.
+    """
+    assert config.data.store is not None
+    store = Store(find_store(config.data.store))
+    tokenizer = find_target(config.target.path) / "tokenizer.json"
+    if store.identity["tokenizer_sha256"] != file_digest(tokenizer):
+        raise ConfigError(
+            f"store {store.folder.name} was prepared with another tokenizer than {tokenizer}",
+            where="train.data.store",
+            next=f"prepare it for this target: python -m trainer prepare --target {tokenizer.parent} ...",
+        )
+    return StoredRows(store, config.data.row_tokens, config.seed, config.data.long)
 
 
 def _continuations(

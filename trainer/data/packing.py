@@ -63,17 +63,31 @@ def split_long(document: Document, limit: int) -> list[Document]:
 
 
 def assign(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """First-fit decreasing: which documents share a row, in a fixed order for fixed lengths."""
-    free: list[int] = []
+    """Best-fit decreasing: which documents share a row, in a fixed order for fixed lengths.
+
+    The longest first, each into the row that it fills most; of equal lengths the earlier first. How many rows
+    come out depends on the lengths alone, not on their order.
+
+    Args:
+        lengths: each from 1 to row_tokens.
+    """
     rows: list[list[int]] = []
+    with_room: list[list[int]] = [[] for _ in range(row_tokens + 1)]  # rows by how many tokens still fit
+    some = 0  # bit n: with_room[n] is not empty; the lowest bit from a length on is the best fit
     for index in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
-        place = next((row for row, room in enumerate(free) if room >= lengths[index]), None)
-        if place is None:
-            place = len(rows)
+        length = lengths[index]
+        fitting = some >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            place = with_room[room].pop()
+            if not with_room[room]:
+                some ^= 1 << room
+        else:
+            room, place = row_tokens, len(rows)
             rows.append([])
-            free.append(row_tokens)
         rows[place].append(index)
-        free[place] -= lengths[index]
+        with_room[room - length].append(place)
+        some |= 1 << (room - length)
     return rows
 
 

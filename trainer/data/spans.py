@@ -1,0 +1,270 @@
+"""Which characters of a rendered conversation the target would have written itself: the assistant's spans.
+
+A span begins where the generation prompt ends and goes up to and including the token that ends the turn.
+Where a template has `{% generation %}` blocks, they say it. Else the conversation is rendered a second time
+with private-use marks around what each message says. Without its marks that text must be the first one to the
+character, so the marks are where the messages are, whatever text they hold; the template's own words between
+two messages must begin with the generation prompt. Nothing is searched for that a message could contain.
+Where a template bends what it is given (cuts reasoning, looks at how a text begins), prefixes of the
+conversation are rendered instead and must be prefixes of the whole. What cannot be proven is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.data.chat_template import CLOSE, OPEN, ChatTemplate, Messages, Mode, Span
+from trainer.data.lines import BadRow
+from trainer.errors import ConfigError
+
+FIRST_NUMBER, LAST_NUMBER = 0xF0000, 0xFFFFD  # private-use characters that number the messages
+_MARK = re.compile(f"[{OPEN}{CLOSE}][{chr(FIRST_NUMBER)}-{chr(LAST_NUMBER)}]")
+_ANY_MARK = re.compile(f"[{OPEN}{CLOSE}]")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as text. Spans are in order and apart from each other."""
+
+    text: str
+    spans: tuple[Span, ...]
+    other_mode: bool = False  # the last turn begins as with thinking said otherwise
+
+
+class SpanFinder:
+    """Renders conversations of one template and finds the assistant's spans.
+
+    Args:
+        ends: the texts of the tokens that end a turn.
+        special: texts that the tokenizer turns into special tokens: no answer may hold one, since the target
+            would have stopped there, or have written something else.
+    """
+
+    def __init__(self, template: ChatTemplate, ends: Sequence[str], special: Sequence[str]) -> None:
+        self.template = template
+        self._ends = _pattern(ends)
+        self._special = _pattern(special)
+        self._openings: dict[tuple[str, bool], list[str]] = {}
+
+    def check(self) -> None:
+        """Render a small conversation and find both answers in it.
+
+        Raises:
+            ConfigError: the template shows no assistant spans: nothing made by it could be trained on.
+        """
+        said = ("first answer", "second answer")
+        messages = [
+            {"role": "user", "content": "first question"},
+            {"role": "assistant", "content": said[0]},
+            {"role": "user", "content": "second question"},
+            {"role": "assistant", "content": said[1]},
+        ]
+        try:
+            rendered = self.find(messages, None)
+            problem = f"it gives {len(rendered.spans)} spans for two answers"
+            if [text in rendered.text[a:b] for text, (a, b) in zip(said, rendered.spans, strict=False)] == [
+                True
+            ] * 2:
+                return
+        except BadRow as error:
+            problem = str(error)
+        raise ConfigError(
+            f"the chat template shows no assistant spans: {problem}",
+            where=self.template.where,
+            next="name a template with --chat-template FILE that writes the assistant's messages, best with "
+            "{% generation %} ... {% endgeneration %} around them",
+        )
+
+    def find(self, messages: Messages, tools: list[Any] | None, last_only: bool = False) -> Rendered:
+        """The text of a conversation with its assistant spans, the last one alone if asked.
+
+        Raises:
+            BadRow: the template refuses it, or a span cannot be proven.
+        """
+        self._refuse_special(messages)
+        if self.template.marked:
+            rendered = _read_marks(self.template.raw(messages, tools, False))
+        else:
+            rendered = self._by_marks(messages, tools) or self._by_prefixes(messages, tools)
+        if not rendered.spans:
+            raise BadRow("the chat template writes nothing by the assistant here")
+        return Rendered(rendered.text, rendered.spans[-1:], rendered.other_mode) if last_only else rendered
+
+    def _refuse_special(self, messages: Messages) -> None:
+        for number, message in enumerate(messages):
+            answer = message["role"] == "assistant"
+            for text in _texts(message):
+                if answer and self._special and (found := self._special.search(text)):
+                    raise BadRow(f"message {number}: the answer holds the special token {found[0]}")
+                if not text.isascii() and _ANY_MARK.search(text):
+                    raise BadRow(f"message {number} holds a private-use character that marks need")
+
+    def _by_marks(self, messages: Messages, tools: list[Any] | None) -> Rendered | None:
+        """None when the marks change what the template writes, or do not settle the matter."""
+        text = self.template.render(messages, tools, False)
+        marked = self.template.render([_mark(each, n) for n, each in enumerate(messages)], tools, False)
+        if _MARK.sub("", marked) != text:
+            return None
+        inside = _places(marked)
+        spans: list[Span] = []
+        other = False
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = inside.get(number - 1)
+            here = inside.get(number)
+            if before is None or here is None:
+                return None
+            # Marks are inside a message's outer white space, which the template may have kept.
+            said = messages[number - 1]["content"]
+            openings = self._openings_after(messages[number - 1]["role"], bool(tools))
+            kept = before[1] + len(said) - len(said.rstrip())
+            after = next((p for p in (before[1], kept) if text.startswith(tuple(openings), p)), None)
+            if after is None:
+                return None
+            fitting = [each for each in openings if text.startswith(each, after)]
+            following = inside.get(number + 1)
+            if following is None and number + 1 < len(messages):
+                return None
+            # The first is the one of this mode; the others are those of the other modes, the longest first.
+            own = fitting[0] == openings[0]
+            start = after + len(fitting[0])
+            if start > here[1]:
+                return None
+            end = self._end(text, here[1], following[0] if following else len(text))
+            spans.append((start, end))
+            other = not own or any(len(each) > len(fitting[0]) for each in fitting[1:])
+        return Rendered(text, tuple(spans), other)
+
+    def _by_prefixes(self, messages: Messages, tools: list[Any] | None) -> Rendered:
+        text = self.template.render(messages, tools, False)
+        spans: list[Span] = []
+        other = False
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            done = self.template.render(messages[: number + 1], tools, False)
+            modes = [self.template.mode, *self.template.mode.other_thinking()]
+            prompts = [self._prompt(messages[:number], tools, mode) for mode in modes]
+            fitting = [each for each in prompts if each is not None and done.startswith(each)]
+            if not fitting or not text.startswith(done):
+                raise BadRow(
+                    f"message {number}: the chat template writes it otherwise in its place than at the end, "
+                    "so what is the answer cannot be told; --turns each makes each answer a document"
+                )
+            start = len(fitting[0])
+            ends = list(self._ends.finditer(done, start)) if self._ends else []
+            spans.append((start, ends[-1].end() if ends else len(done)))
+            other = fitting[0] != prompts[0] or any(len(each) > start for each in fitting[1:])
+        return Rendered(text, tuple(spans), other)
+
+    def _prompt(self, messages: Messages, tools: list[Any] | None, mode: Mode) -> str | None:
+        try:
+            return self.template.render(messages, tools, True, mode)
+        except BadRow:
+            return None
+
+    def _end(self, text: str, start: int, stop: int) -> int:
+        """After the token that ends the turn, if there is one between the message and the next."""
+        found = self._ends.search(text, start, stop) if self._ends else None
+        return found.end() if found else start
+
+    def _openings_after(self, role: str, tools: bool) -> list[str]:
+        """What the template writes between a message of this role and the assistant's words: the end of that
+        message and the generation prompt; in this mode first, then in the others.
+        """
+        key = (role, tools)
+        if key not in self._openings:
+            found = []
+            for mode in [self.template.mode, *self.template.mode.other_thinking()]:
+                opening = self._opening(role, tools, mode)
+                if opening is not None and opening not in found:
+                    found.append(opening)
+            self._openings[key] = [*found[:1], *sorted(found[1:], key=len, reverse=True)]
+        return self._openings[key]
+
+    def _opening(self, role: str, tools: bool, mode: Mode) -> str | None:
+        call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+        question: Messages = [{"role": "user", "content": "x"}]
+        before: Messages = []
+        if role in ("tool", "assistant"):
+            before = question
+        if role == "tool":
+            before = [*question, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        last = {"role": role, "content": f"{OPEN}{chr(FIRST_NUMBER)}x{CLOSE}{chr(FIRST_NUMBER)}"}
+        tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
+        try:
+            marked = self.template.render([*before, last], [tool] if tools else None, True, mode)
+        except BadRow:
+            return None
+        marks = list(_MARK.finditer(marked))
+        return marked[marks[-1].end() :] if marks else None
+
+
+def _pattern(texts: Sequence[str]) -> re.Pattern[str] | None:
+    longest_first = sorted({text for text in texts if text}, key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _texts(message: dict[str, Any]) -> list[str]:
+    """Everything that a message says."""
+    found = [message["content"], message.get("reasoning_content") or ""]
+    for call in message.get("tool_calls", []):
+        found += [call["function"]["name"], str(call["function"]["arguments"])]
+    return found
+
+
+def _mark(message: dict[str, Any], number: int) -> dict[str, Any]:
+    """The message with marks around what it says: inside its outer white space, which templates may strip."""
+    opening, closing = OPEN + chr(FIRST_NUMBER + number), CLOSE + chr(FIRST_NUMBER + number)
+
+    def around(text: str) -> str:
+        core = text.strip()
+        if not core:
+            return text
+        start = text.index(core)
+        return text[:start] + opening + core + closing + text[start + len(core) :]
+
+    marked = {**message, "content": around(message["content"])}
+    for name in ("reasoning_content", "thinking"):
+        if name in message:
+            marked[name] = around(message[name])
+    if "tool_calls" in message:
+        marked["tool_calls"] = [
+            {**call, "function": {**call["function"], "name": around(call["function"]["name"])}}
+            for call in message["tool_calls"]
+        ]
+    return marked
+
+
+def _places(marked: str) -> dict[int, Span]:
+    """For each message its first and its last mark, as places in the text without marks."""
+    places: dict[int, Span] = {}
+    removed = 0
+    for mark in _MARK.finditer(marked):
+        number, place = ord(marked[mark.start() + 1]) - FIRST_NUMBER, mark.start() - removed
+        places[number] = (min(place, places.get(number, (place, 0))[0]), place)
+        removed += len(mark[0])
+    return places
+
+
+def _read_marks(marked: str) -> Rendered:
+    """The text of a template with `{% generation %}` blocks, and where they were."""
+    pieces, spans, length, depth, start = [], [], 0, 0, 0
+    at = 0
+    for mark in _ANY_MARK.finditer(marked):
+        pieces.append(marked[at : mark.start()])
+        length += mark.start() - at
+        at = mark.end()
+        if mark[0] == OPEN:
+            start = length if depth == 0 else start
+            depth += 1
+        else:
+            depth -= 1
+            if depth == 0 and length > start:
+                spans.append((start, length))
+    pieces.append(marked[at:])
+    return Rendered("".join(pieces), tuple(spans))
