@@ -18,8 +18,10 @@ import yaml
 
 from trainer import config as configs
 from trainer import failures
+from trainer.console import for_stdout
 from trainer.data.cli import data, prepare
 from trainer.errors import ConfigError, Stopped, TrainerError
+from trainer.eval_cli import eval
 from trainer.export.cli import export, import_
 from trainer.machine import prepare_environment
 from trainer.runfiles import RunFiles
@@ -30,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train DFlash drafters, and measure them by real decoding.",
 )
+app.command()(eval)
 app.command()(export)
 app.command("import")(import_)
 app.command()(prepare)
@@ -65,27 +68,30 @@ def run_folder() -> Path:
     return Path(given) if given else Path("runs") / time.strftime("%Y%m%dT%H%M%S", time.gmtime())
 
 
-def speaker(started: float) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:6.1f} s] {text}", flush=True)
-
-    return say
-
-
 @app.command()
-def train(recipe: Annotated[Path, typer.Argument(help="A recipe with a train: section.")]) -> None:
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe with a train: section.")],
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on from a run's folder (its newest sound checkpoint) or from one checkpoint."),
+    ] = None,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Go on although recipe or data are others than before.")
+    ] = False,
+) -> None:
     """Train a drafter as the recipe says; files go to $DFLASH_RUN_DIR, else to ./runs/<time>."""
     prepare_environment()
     files = RunFiles(run_folder())
     files.listen()
     files.enter("loading")
-    say = speaker(files.started)
+    console = for_stdout(files.started)
+    say = console.say
 
     def work() -> None:
         config = configs.load(read_recipe(recipe))
         from trainer.train import run  # torch comes in here
 
-        report = run(config, files, say)
+        report = run(config, files, say, console, resume, allow_changes)
         if report is not None:
             show(report.columns, report.rows, report.notes, report.headline)
         say(f"done; files in {files.folder}")
@@ -108,28 +114,6 @@ def guarded(work: Callable[[], None], files: RunFiles | None) -> int:
         print(said, failures.words(known), sep="\n" if known else "", file=sys.stderr, flush=True)
         return error.exit_code if isinstance(error, TrainerError) else 1
     return 0
-
-
-@app.command()
-def eval(
-    checkpoint: Annotated[Path, typer.Argument(help="A folder with a drafter (checkpoints/step-...).")],
-    target: Annotated[str, typer.Option(help="The target's folder.")],
-    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 24,
-    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode after each.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.01, help="Of the sampled figures.")] = 0.7,
-    seed: Annotated[int, typer.Option(min=0, help="Chooses the prompts.")] = 0,
-) -> None:
-    """Measure a drafter's acceptance length by real block-speculative decoding of held-out text."""
-    prepare_environment()
-
-    def work() -> None:
-        from trainer.evaluate_checkpoint import evaluate_checkpoint
-
-        section = configs.Evaluate(prompts=prompts, new_tokens=new_tokens, temperature=temperature)
-        report = evaluate_checkpoint(checkpoint, target, section, seed)
-        show(report.columns, report.rows, report.notes, report.headline)
-
-    raise SystemExit(guarded(work, None))
 
 
 def show(columns: list[str], rows: list[list[str]], notes: list[str], headline: str) -> None:

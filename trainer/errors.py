@@ -33,6 +33,12 @@ class DataError(TrainerError):
     """The data cannot be used as it is."""
 
 
+class Refused(TrainerError):
+    """The start-up self-check found that the run cannot go well: nothing was trained."""
+
+    exit_code = 4
+
+
 class Stopped(TrainerError):
     """A signal asked the run to end; what could be saved is saved."""
 

@@ -1,4 +1,4 @@
-"""What this process may use: cores and device."""
+"""What this process may use: cores, memory and device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
+MEMINFO = Path("/proc/meminfo")
 CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+CGROUP_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
+CGROUP_MEMORY_CURRENT = Path("/sys/fs/cgroup/memory.current")
 
 
 def usable_cores(cpu_max: Path = CGROUP_CPU_MAX) -> int:
@@ -39,3 +42,27 @@ def prepare_environment() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def available_memory(
+    meminfo: Path = MEMINFO, limit: Path = CGROUP_MEMORY_MAX, used: Path = CGROUP_MEMORY_CURRENT
+) -> int | None:
+    """Bytes that this process may still take: the machine's, or its cgroup's where that is less.
+
+    None: not to be found out. What the cgroup counts as used includes the page cache, which the kernel gives
+    back; so half of the limit is always taken as available.
+    """
+    found = []
+    try:
+        kib = next(
+            line.split()[1] for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable")
+        )
+        found.append(1024 * int(kib))
+    except (OSError, ValueError, StopIteration):
+        pass
+    try:
+        most = int(limit.read_text())
+        found.append(max(most - int(used.read_text()), most // 2))
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        pass
+    return min(found) if found else None

@@ -17,7 +17,7 @@ class Clock:
 
     steps: int | None
     seconds: float | None
-    started: float
+    started: float  # of training; earlier for a run that goes on from a checkpoint
 
     @property
     def elapsed_s(self) -> float:
@@ -31,6 +31,33 @@ class Clock:
         if self.seconds is not None:
             shares.append(self.elapsed_s / self.seconds if self.seconds > 0 else 1.0)
         return min(1.0, max(shares))
+
+    def left_s(self, step: int, step_s: float | None) -> float | None:
+        """What is left of training, by the time that a step takes; None before that is known."""
+        left = [] if self.seconds is None else [self.seconds - self.elapsed_s]
+        if self.steps is not None and step_s is not None:
+            left.append((self.steps - step) * step_s)
+        return max(0.0, min(left)) if left else None
+
+
+class Every:
+    """Something to do each so many steps of the whole run, or seconds; whichever comes. Neither: never."""
+
+    def __init__(self, steps: int | None, seconds: float | None) -> None:
+        self.steps, self.seconds = steps, seconds
+        self._last = time.monotonic()
+
+    def due(self, step: int) -> bool:
+        """Asked once after each step."""
+        by_time = self.seconds is not None and time.monotonic() - self._last >= self.seconds
+        return by_time or (self.steps is not None and step % self.steps == 0)
+
+    def done(self) -> None:
+        self._last = time.monotonic()
+
+    @property
+    def ever(self) -> bool:
+        return self.steps is not None or self.seconds is not None
 
 
 class Tally:

@@ -12,17 +12,20 @@ import json
 import os
 import signal
 import statistics
+import sys
 import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from trainer import failures
 from trainer.errors import Stopped
 from trainer.failures import KnownFailure
+from trainer.stopping import StopSignals
 
 VERSION = 1
 PHASES = ("loading", "data", "compiling", "training", "evaluating", "saving", "done")
@@ -38,17 +41,28 @@ DEADLINE_S = {
     "done": 60.0,
 }
 BEAT_EVERY_S = 1.0
+TELL_EVERY_S = 60.0
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Replace the file: all of it or nothing."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with aside.open("w", encoding="utf-8") as file:
-        json.dump({**value, "version": VERSION}, file, indent=1, sort_keys=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            json.dump({**value, "version": VERSION}, file, indent=1, sort_keys=True)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def append_line(path: Path, value: dict[str, Any]) -> None:
+    """One write of one line: the supervisor appends to events.jsonl too."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
 
 
 class RunFiles:
@@ -66,7 +80,9 @@ class RunFiles:
         self._last_beat = float("-inf")
         self._step_times: deque[float] = deque(maxlen=101)
         self._last_step_at: float | None = None
-        self._stop: tuple[str, int] | None = None
+        self._started_wall = time.time()
+        self._signals: StopSignals | None = None
+        self._told_of_disk = float("-inf")
         self._failed = threading.Lock()
 
     @property
@@ -104,30 +120,51 @@ class RunFiles:
         if force or now - self._last_beat >= BEAT_EVERY_S:
             self._last_beat = now
             self._write_heartbeat(now)
-        if self._stop is not None:
-            name, code = self._stop
-            self._stop = None
-            raise Stopped(name, code)
+        asked = self._signals.take() if self._signals else None
+        if asked is not None:
+            raise Stopped(*asked)
+
+    @property
+    def median_step_s(self) -> float | None:
+        """Of the last hundred steps; None before the second."""
+        return statistics.median(self._step_times) if self._step_times else None
+
+    def failed_peer(self) -> str | None:
+        """The error of another process of this run, if one has failed since this one began."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            cause = json.loads((self.folder / "root_cause.json").read_text(encoding="utf-8"))
+            if float(cause["wall"]) >= self._started_wall:
+                return str(cause["error"])
+        return None
+
+    def forget_failure(self) -> None:
+        """This run goes on in a folder where it failed once: that root cause is history."""
+        with suppress(FileNotFoundError):
+            (self.folder / "root_cause.json").rename(self.folder / "root_cause_before.json")
+
+    def write_text(self, name: str, text: str) -> None:
+        """A small file for people."""
+        path = self.folder / name
+        self._write(path, lambda: path.write_text(text, encoding="utf-8"))
 
     def _write_heartbeat(self, now: float) -> None:
-        median = round(statistics.median(self._step_times), 6) if self._step_times else None
-        write_json(
-            self.folder / "heartbeat.json",
-            {
-                "pid": os.getpid(),
-                "phase": self.phase,
-                "step": self.step,
-                "total_steps": self.total_steps,
-                "wall": time.time(),
-                "mono": now,
-                "phase_since": self._phase_since,
-                "deadline_s": DEADLINE_S[self.phase],
-                "median_step_s": median,
-                "queues": {},
-                "threads": {thread.name: thread.is_alive() for thread in threading.enumerate()},
-                "metrics": self.metrics,
-            },
-        )
+        median = self.median_step_s
+        path = self.folder / "heartbeat.json"
+        beat = {
+            "pid": os.getpid(),
+            "phase": self.phase,
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "wall": time.time(),
+            "mono": now,
+            "phase_since": self._phase_since,
+            "deadline_s": DEADLINE_S[self.phase],
+            "median_step_s": None if median is None else round(median, 6),
+            "queues": {},
+            "threads": {thread.name: thread.is_alive() for thread in threading.enumerate()},
+            "metrics": self.metrics,
+        }
+        self._write(path, lambda: write_json(path, beat))
 
     def record(self, metrics: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl; its plain numbers are also the heartbeat's."""
@@ -144,9 +181,22 @@ class RunFiles:
         )
 
     def _append(self, name: str, value: dict[str, Any]) -> None:
-        # One write of one line: the supervisor appends to events.jsonl too.
-        with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(value) + "\n")
+        path = self.folder / name
+        self._write(path, lambda: append_line(path, value))
+
+    def _write(self, path: Path, write: Callable[[], object]) -> None:
+        """A full disk must not end what goes on in memory: it is said, now and then, and the line is lost."""
+        try:
+            write()
+        except OSError as problem:
+            now = time.monotonic()
+            if now - self._told_of_disk >= TELL_EVERY_S:
+                self._told_of_disk = now
+                print(
+                    f"WARNING: {path} cannot be written: {problem.strerror}; the run goes on without",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def summarise(
         self,
@@ -200,17 +250,12 @@ class RunFiles:
         """From now on SIGTERM and SIGINT end the run at its next `beat`, and an exception in any thread at
         once.
 
-        A second signal of a kind ends the process immediately. SIGUSR1 ends nothing: faulthandler writes all
-        threads' stacks into `stacks-<pid>.txt` in the run's folder, also while Python itself hangs. Main
-        thread only.
+        A second signal, two seconds later or more, ends the process immediately. SIGUSR1 ends nothing:
+        faulthandler writes all threads' stacks into `stacks-<pid>.txt` in the run's folder, also while Python
+        itself hangs. Main thread only.
         """
 
-        def stop(number: int, frame: FrameType | None) -> None:
-            signal.signal(number, signal.SIG_DFL)
-            self._stop = (signal.Signals(number).name, 128 + number)
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
+        self._signals = StopSignals()
         threading.excepthook = self._thread_failed
         self._stacks = (self.folder / f"stacks-{os.getpid()}.txt").open("w")
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import Stopped
 from trainer.runfiles import DEADLINE_S, PHASES, RunFiles
 
 PROJECT = Path(__file__).parents[2]
@@ -170,21 +169,63 @@ def test_a_signal_is_raised_at_the_next_beat(tmp_path: Path, number: signal.Sign
         assert process.stdout.read() == f"stopped by {number.name}\n"
 
 
-def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    """The main thread hangs and never beats: the first SIGTERM waits for it, the second ends the process."""
-    body = "print('ready', flush=True)\nwhile True:\n    time.sleep(0.2)\n"
-    with subprocess.Popen(program(tmp_path, body), cwd=PROJECT, stdout=subprocess.PIPE, text=True) as process:
+HANG_IN_C = (  # a mutex that its own thread has locked: the interpreter runs nothing in the main thread
+    "import ctypes\nlock = ctypes.create_string_buffer(256)\nprint('ready', flush=True)\n"
+    "for _ in range(2):\n    ctypes.CDLL(None).pthread_mutex_lock(lock)\n"
+)
+HANG_IN_PYTHON = "print('ready', flush=True)\nwhile True:\n    time.sleep(0.2)\n"
+
+
+@pytest.mark.parametrize("body", [HANG_IN_PYTHON, HANG_IN_C])
+def test_a_second_signal_two_seconds_later_does_not_wait(tmp_path: Path, body: str) -> None:
+    """The main thread hangs and never beats: the first SIGTERM waits for it, so do its echoes."""
+    with subprocess.Popen(
+        program(tmp_path, body), cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        process.terminate()
-        time.sleep(1.0)
-        assert process.poll() is None
-        process.terminate()
-        assert process.wait(30) == -signal.SIGTERM
+        first = time.monotonic()
+        while process.poll() is None:
+            assert time.monotonic() - first < 60
+            process.terminate()
+            time.sleep(0.25)
+        assert time.monotonic() - first >= 2.0
+        assert process.returncode == 143
+        assert (
+            process.stderr is not None and "a second SIGTERM: ended without waiting" in process.stderr.read()
+        )
 
 
 def test_a_stop_is_raised_once(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path)
-    files._stop = ("SIGTERM", 143)
-    with pytest.raises(Stopped, match="stopped by SIGTERM"):
-        files.beat()
-    files.beat()  # saving goes on
+    """Saving goes on after it; a later signal kills (above), it does not raise again."""
+    body = (
+        "import os, signal\nfrom trainer.errors import Stopped\n"
+        "for number in range(2):\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    try:\n        files.beat(); print('beat')\n    except Stopped as stop:\n        print(stop)\n"
+    )
+    done = subprocess.run(program(tmp_path, body), cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "stopped by SIGTERM\nbeat\n"
+
+
+def test_a_full_disk_is_said_and_ends_nothing(tmp_path: Path) -> None:
+    body = (
+        "import resource\nfiles.enter('training')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))\n"
+        "for step in range(1, 4):\n    files.stepped(step); files.record({'loss': 1.0})\n"
+        "    files.beat(force=True)\n"
+        "print('alive')\n"
+    )
+    done = subprocess.run(program(tmp_path, body), cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout == "alive\n"
+    assert done.stderr.count("cannot be written: File too large; the run goes on without") == 1
+    assert read(tmp_path / "heartbeat.json")["step"] is None  # the last that could be written, whole
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_the_failure_of_another_process_is_seen_and_an_old_one_is_not(tmp_path: Path) -> None:
+    other = RunFiles(tmp_path)
+    other.fail(ValueError("rank 3 is gone"))
+    assert RunFiles(tmp_path).failed_peer() is None  # it was there before this process began
+    assert other.failed_peer() == "ValueError: rank 3 is gone"
+    RunFiles(tmp_path).forget_failure()
+    assert other.failed_peer() is None
+    assert read(tmp_path / "root_cause_before.json")["error"] == "ValueError: rank 3 is gone"

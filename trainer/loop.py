@@ -1,0 +1,407 @@
+"""The training loop: steps, what is measured and saved between them, and what is checked before the first.
+
+Which rows a step reads, their anchors and noise are functions of seed, step and place in the batch. So a
+run that goes on from a checkpoint does what it would have done, on however many processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer import checkpoint, preflight
+from trainer.bad_rows import newly_bad
+from trainer.checkpoint_writer import Writer
+from trainer.config import TrainConfig
+from trainer.console import Console, Standing, duration
+from trainer.data.dataset import Dataset
+from trainer.errors import DataError, TrainerError
+from trainer.evaluate import Evaluator
+from trainer.held_out import HeldOut, Matched, leak
+from trainer.loss import Sums
+from trainer.objective import draw
+from trainer.optim import DrafterOptimizer, lr_factor
+from trainer.optimizer_state import forget, moments
+from trainer.progress import Clock, Every, Tally
+from trainer.resume import Progress
+from trainer.runfiles import RunFiles
+from trainer.selfcheck import check
+from trainer.setup import Assembled
+from trainer.step import Batch, DrafterStep
+from trainer.trackers import Trackers
+
+SAVE_RESERVE_S = 3.0
+AFTER_SHARE = 0.10  # of the whole run's time: the most that measuring the trained drafter may take
+QUICK_TOKENS = 48  # of a measurement during training
+ESTIMATE_AFTER = 10  # steps
+TRIES = 8  # batches among which the self-check looks for one with something to train on
+
+
+class Trainer:
+    """One run's training. `progress` is where it stands."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        files: RunFiles,
+        console: Console,
+        parts: Assembled,
+        data: Dataset,
+        optimizer: DrafterOptimizer,
+        evaluator: Evaluator | None,
+        facts: dict[str, Any],
+        trackers: Trackers,
+    ) -> None:
+        """
+        Args:
+            facts: for trainer.json: recipe, target, data, code.
+        """
+        self.config, self.files, self.console, self.parts = config, files, console, parts
+        self.data, self.optimizer, self.evaluator, self.facts = data, optimizer, evaluator, facts
+        self.trackers = trackers
+        width = config.objective.anchors_per_row
+        self.width = width or data.needed_width(config.objective.anchors_per_document)
+        self.step = DrafterStep(parts.drafter, parts.target, config, self.width)
+        self.order = data.order(config.seed)
+        warmup = config.schedule.warmup_steps
+        if warmup is None:
+            warmup = 20 if config.budget.steps is None else math.ceil(0.04 * config.budget.steps)
+        self.warmup = warmup
+        self.progress = Progress()
+        self.clock = Clock(config.budget.steps, None, time.monotonic())
+        self.writer = Writer(files.folder / "checkpoints", config.checkpoint.keep)
+        self.held_out: HeldOut | None = None
+        self.first_step = 0  # of this life of the run
+        self.saved_step: int | None = None
+        self.failed_saves = 0
+
+    @property
+    def say(self) -> Any:
+        return self.console.say
+
+    @property
+    def look_tokens(self) -> int:
+        """Of each text that is measured during training."""
+        return min(QUICK_TOKENS, self.config.evaluate.new_tokens)
+
+    @property
+    def best(self) -> float:
+        """The highest acceptance length by real decoding so far; 0 before the first."""
+        return max((real for _, _, real in self.progress.measured), default=0.0)
+
+    # Before the first step
+
+    def prepare(self) -> None:
+        """Self-check, memory, disk. Leaves weights and moments as they were.
+
+        Raises:
+            Refused: with the figure that fails. DataError: the data has too many bad rows.
+        """
+        config = self.config
+        on_host = self.parts.target.device.type == "cpu"
+        preflight.check_host_memory(self.optimizer, on_host)
+        self.say(
+            preflight.check_disk(
+                self.writer.root, config.checkpoint.keep, preflight.checkpoint_bytes(self.optimizer)
+            )
+        )
+        batch, uniform = self._first_batch()
+        size = config.micro_rows or config.batch_rows
+        self.say(str(check(self.step, self.parts.target, batch.part(slice(0, size)), uniform[:size])))
+        shape = f"{size} rows of {config.data.row_tokens} tokens with {self.width} anchors each"
+        with preflight.worst_case(shape):
+            self._rehearse(batch.part(slice(0, size)), uniform[:size])
+        self.say(preflight.peak(self.parts.target.device))
+        if self.evaluator is not None:
+            texts = [output.tokens for output in self.evaluator.own_greedy]
+            count = config.evaluate.every_prompts
+            size = self.parts.drafter.config.block_size
+            self.held_out = HeldOut(
+                self.parts.target, self.evaluator.prompts[:count], texts[:count], self.look_tokens, size
+            )
+
+    def _first_batch(self) -> tuple[Batch, Tensor]:
+        """The first batch that has something to train on, with its numbers for drawing anchors."""
+        config = self.config
+        bad_rows: list[int] = []
+        for number in range(TRIES):
+            index = self.order(number, config.batch_rows)
+            batch, bad = self.data.batch(index, self.parts.target)
+            size = config.micro_rows or config.batch_rows
+            uniform = draw((config.batch_rows, config.data.row_tokens), config.seed, number, 0)
+            if bool(batch.rows[slice(0, size)].supervised.any()):
+                return batch, uniform.to(self.parts.target.device)
+            if bad is not None:
+                found = index[bad.cpu()].tolist()
+                bad_rows += newly_bad(found, bad_rows, config.data.max_bad_rows, len(self.data.rows))
+        raise DataError("nothing to train on in the first batches", where="train.data", next="check the data")
+
+    def _rehearse(self, batch: Batch, uniform: Tensor) -> None:
+        """A whole step with every token trained on, and the copy for a checkpoint; then all is as it was."""
+        drafter, copies = self.parts.drafter.train(), self.writer.copies
+        rows = dataclasses.replace(batch.rows, supervised=torch.ones_like(batch.rows.supervised))
+        before = checkpoint.take(0, drafter, self.optimizer, {}, keep=copies)
+        copies.wait()
+        sums = self.step.sums(Batch(rows, batch.states), uniform)
+        sums.loss.backward()
+        self.optimizer.step(0.0, sums.weight)
+        for name, tensor in moments(self.optimizer).items():
+            copies(name, tensor)
+        copies.wait()
+        forget(self.optimizer, before.weights)
+        checkpoint.restore_generators(before.state)
+
+    # Training
+
+    def start(self, progress: Progress, seconds: float | None) -> None:
+        """Set the clock.
+
+        Args:
+            progress: where the run stands; of a checkpoint, or new.
+            seconds: that training may take from now on; None: as long as its steps take.
+        """
+        self.progress, self.first_step = progress, progress.step
+        self.files.step = progress.step or None
+        here = self.writer.root / checkpoint.folder_name(progress.step)
+        self.saved_step = progress.step if here.is_dir() else None
+        total = None if seconds is None else progress.elapsed_s + seconds
+        self.clock = Clock(self.config.budget.steps, total, time.monotonic() - progress.elapsed_s)
+
+    def train(self) -> None:
+        """Train until the budget is used up. Raises Stopped, TrainerError."""
+        config, progress = self.config, self.progress
+        self.parts.drafter.train()
+        left = (
+            f"{config.budget.steps - progress.step if config.budget.steps else 0} steps"
+            if self.clock.seconds is None
+            else f"{self.clock.seconds - self.clock.elapsed_s:.0f} s"
+        )
+        self.say(f"training for {left}: {config.batch_rows} rows a step, {self.width} anchors a row")
+        section = config.evaluate
+        looks, matches = (
+            Every(section.every_steps, section.every_s),
+            Every(section.prefix_every_steps, section.prefix_every_s),
+        )
+        saves, reports = (
+            Every(config.checkpoint.every_steps, config.checkpoint.every_s),
+            Every(None, config.report_every_s),
+        )
+        since, save_wanted = Tally(), False
+        while self.clock.progress(progress.step) < 1.0:
+            share = self.clock.progress(progress.step)
+            factor = lr_factor(config.schedule, progress.step, share, self.warmup)
+            sums, norm, bad = self.one_step(progress.step, factor)
+            progress.step += 1
+            progress.elapsed_s = self.clock.elapsed_s
+            since.add(sums, config.token_budget, bad)
+            share = self.clock.progress(progress.step)
+            self.files.total_steps = self._expected_steps()
+            self.files.stepped(progress.step)
+            if progress.step - self.first_step == ESTIMATE_AFTER:
+                self._estimate()
+            if reports.due(progress.step) or share >= 1.0:
+                self._report(since, norm, factor)
+                reports.done()
+                since = Tally()
+            if looks.due(progress.step) and share < 0.95:
+                self.look()
+                looks.done()
+                matches.done()
+            elif matches.due(progress.step) and share < 0.95:
+                self._match()
+                matches.done()
+            save_wanted = save_wanted or saves.due(progress.step)
+            if save_wanted and not self.writer.busy:
+                self._save()
+                saves.done()
+                save_wanted = False
+            self._hear_of_writes()
+        if looks.ever:
+            self.look()
+        self.console.close()
+
+    def one_step(self, number: int, factor: float) -> tuple[Sums, Tensor, tuple[Tensor, Tensor] | None]:
+        """One optimizer step: the loss sums, the gradient's norm, and what `Tally.add` calls bad."""
+        sums, bad = self.accumulate(number, slice(0, self.config.batch_rows))
+        return sums, self.optimizer.step(factor, sums.weight), bad
+
+    def accumulate(self, number: int, rows: slice) -> tuple[Sums, tuple[Tensor, Tensor] | None]:
+        """Add the gradients of some rows of a step's batch: all of them, or one process's share.
+
+        Args:
+            number: the step, from 0.
+            rows: of the batch. Its rows, their anchors and noise are the same whoever works on them.
+        """
+        config, device = self.config, self.parts.target.device
+        index = self.order(number, config.batch_rows)[rows]
+        batch, bad = self.data.batch(index, self.parts.target)
+        size = config.micro_rows or config.batch_rows
+        total: Sums | None = None
+        for replay in range(config.objective.replays):
+            shape = (config.batch_rows, config.data.row_tokens)
+            uniform = draw(shape, config.seed, number, replay)[rows].to(device)
+            for start in range(0, len(index), size):
+                if config.objective.input_noise:
+                    torch.manual_seed(_key(config.seed, number, replay, rows.start + start))
+                part = slice(start, start + size)
+                sums = self.step.sums(batch.part(part), uniform[part])
+                sums.loss.backward()
+                sums = dataclasses.replace(sums, loss=sums.loss.detach())
+                total = sums if total is None else total + sums
+        assert total is not None
+        return total, None if bad is None else (index, bad)
+
+    def _expected_steps(self) -> int | None:
+        if self.clock.seconds is None:
+            return self.clock.steps
+        step = self.progress.step
+        return round(step / max(self.clock.progress(step), 1e-9))
+
+    def _estimate(self) -> None:
+        step_s = self.files.median_step_s
+        left = self.clock.left_s(self.progress.step, step_s)
+        if step_s is None or left is None:
+            return
+        steps = round(left / step_s)
+        self.say(f"{step_s:.3f} s a step: {steps:,} more steps take about {duration(left)}")
+
+    def _report(self, since: Tally, norm: Tensor, factor: float) -> None:
+        metrics = since.metrics()
+        metrics["lr"] = self.config.optimizer.lr * factor
+        metrics["grad_norm"] = round(float(norm), 4)
+        allowed, total = self.config.data.max_bad_rows, len(self.data.rows)
+        new = newly_bad(since.bad_rows, self.progress.bad_rows, allowed, total)
+        if new:
+            self.progress.bad_rows += new
+            self.say(f"rows {new} have non-finite hidden states and were skipped")
+        step = self.progress.step
+        if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
+            raise TrainerError(
+                f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']} at step {step}",
+                where="training",
+                next="lower optimizer.lr, or start from the last checkpoint",
+            )
+        self._record(metrics)
+        measured = self.progress.measured
+        self.console.show(
+            Standing(
+                step=step,
+                share=self.clock.progress(step),
+                loss=metrics["loss"],
+                acceptance_length=measured[-1][2] if measured else None,
+                tokens_per_s=metrics["tokens_per_s"],
+                eta_s=self.clock.left_s(step, self.files.median_step_s),
+                slots=" ".join(f"{value:.2f}" for value in metrics["slot_accuracy"]),
+                lr=metrics["lr"],
+            )
+        )
+
+    def _record(self, metrics: dict[str, Any]) -> None:
+        self.files.record(metrics)
+        self.trackers.log(metrics, self.progress.step)
+
+    # Measuring on the way
+
+    def _match(self) -> Matched | None:
+        """Prefix-match on the held-out blocks, recorded."""
+        if self.held_out is None:
+            return None
+        self.parts.drafter.eval()
+        matched = self.held_out.match(self.step)
+        self.parts.drafter.train()
+        self._record({"prefix_acceptance_length": round(matched.prefix, 4)})
+        return matched
+
+    def look(self) -> None:
+        """Real decoding of a few prompts in the middle of training, beside prefix-match on the same prompts.
+
+        Which checkpoint is the best follows it: an improvement is saved.
+        """
+        step, measured = self.progress.step, self.progress.measured
+        if self.evaluator is None or (measured and measured[-1][0] == step):
+            return
+        matched = self._match()
+        self.parts.drafter.eval()
+        count = self.config.evaluate.every_prompts
+        length = self.evaluator.measure_greedy(self.parts.drafter, count, self.look_tokens)
+        self.parts.drafter.train()
+        improved = length > self.best
+        measured.append((step, None if matched is None else matched.prefix, length))
+        self._record({"acceptance_length": round(length, 4)})
+        beside = "" if matched is None else f", prefix-match {matched.prefix:.2f}"
+        self.say(
+            f"step {step} acceptance length {length:.2f} "
+            f"(first {self.look_tokens} tokens, few prompts){beside}"
+        )
+        warning = None if matched is None else leak(matched.promised, length)
+        if warning:
+            self.say(f"WARNING: {warning}")
+            self.files.note(warning)
+        if improved and step > 0:
+            self.writer.finish(self.files.beat)
+            self._hear_of_writes()
+            if self.saved_step == step:
+                checkpoint.mark_best(self.writer.root, self.writer.root / checkpoint.folder_name(step))
+            self._save(best=True)
+
+    # Saving
+
+    def _save(self, best: bool = False) -> None:
+        """Begin to write a checkpoint of the present step, unless it is there."""
+        step = self.progress.step
+        if self.saved_step == step:
+            return
+        position = self.progress.to_json(self.config.batch_rows, len(self.data.rows), self.warmup)
+        self.writer.start(step, self.parts.drafter, self.optimizer, {**self.facts, **position}, best)
+        self.saved_step = step
+
+    def _hear_of_writes(self) -> OSError | None:
+        """Say how background writes ended. The disk's faults are survived; the latest is returned."""
+        problem = None
+        for step, outcome in self.writer.outcomes():
+            if isinstance(outcome, Path):
+                self.say(f"saved {outcome}")
+                continue
+            problem = outcome
+            self.failed_saves += 1
+            if self.saved_step == step:
+                self.saved_step = None
+            text = f"the checkpoint of step {step} could not be written: {outcome.strerror or outcome}"
+            self.say(f"WARNING: {text}; earlier ones stand, and the next is tried in its turn")
+            self.files.note(text)
+            self._record({"failed_checkpoints": self.failed_saves})
+        return problem
+
+    def save(self) -> None:
+        """Write a checkpoint of the present step, and wait until it is on disk.
+
+        Raises:
+            TrainerError: it could not be written. Stopped: a signal came meanwhile; it is written.
+        """
+        self.files.enter("saving")
+        self.writer.finish(self.files.beat)
+        self._hear_of_writes()
+        self._save()
+        try:
+            self.writer.finish(self.files.beat)
+        finally:
+            problem = self._hear_of_writes()
+        if problem is not None:
+            raise TrainerError(
+                f"the checkpoint of step {self.progress.step} could not be written: "
+                f"{problem.strerror or problem}",
+                where=str(self.writer.root),
+                next="make room there, then resume from the checkpoint before it",
+            )
+
+
+def _key(*parts: int) -> int:
+    """A seed for one purpose."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
