@@ -7,7 +7,6 @@ run that goes on from a checkpoint does what it would have done, on however many
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import time
 from pathlib import Path
@@ -35,6 +34,8 @@ from trainer.runfiles import RunFiles
 from trainer.selfcheck import check
 from trainer.setup import Assembled
 from trainer.step import Batch, DrafterStep
+from trainer.topology.build import make_work
+from trainer.topology.work import Bad, Work
 from trainer.trackers import Trackers
 
 SAVE_RESERVE_S = 3.0
@@ -78,6 +79,7 @@ class Trainer:
         self.clock = Clock(config.budget.steps, None, time.monotonic())
         self.writer = Writer(files.folder / "checkpoints", config.checkpoint.keep)
         self.held_out: HeldOut | None = None
+        self.work: Work | None = None  # from `start` on
         self.first_step = 0  # of this life of the run
         self.saved_step: int | None = None
         self.failed_saves = 0
@@ -173,6 +175,22 @@ class Trainer:
         self.saved_step = progress.step if here.is_dir() else None
         total = None if seconds is None else progress.elapsed_s + seconds
         self.clock = Clock(self.config.budget.steps, total, time.monotonic() - progress.elapsed_s)
+        self.work = make_work(
+            self.config,
+            self.files,
+            self.say,
+            self.parts,
+            self.data,
+            self.order,
+            self.step,
+            self.first_step,
+        )
+
+    def close(self) -> None:
+        """End what training started."""
+        if self.work is not None:
+            self.work.close()
+        self.writer.close()
 
     def train(self) -> None:
         """Train until the budget is used up. Raises Stopped, TrainerError."""
@@ -203,6 +221,7 @@ class Trainer:
             since.add(sums, config.token_budget, bad)
             share = self.clock.progress(progress.step)
             self.files.total_steps = self._expected_steps()
+            self.files.queues = self.work.depths() if self.work else {}
             self.files.stepped(progress.step)
             if progress.step - self.first_step == ESTIMATE_AFTER:
                 self._estimate()
@@ -227,36 +246,18 @@ class Trainer:
             self.look()
         self.console.close()
 
-    def one_step(self, number: int, factor: float) -> tuple[Sums, Tensor, tuple[Tensor, Tensor] | None]:
-        """One optimizer step: the loss sums, the gradient's norm, and what `Tally.add` calls bad."""
-        sums, bad = self.accumulate(number, slice(0, self.config.batch_rows))
-        return sums, self.optimizer.step(factor, sums.weight), bad
-
-    def accumulate(self, number: int, rows: slice) -> tuple[Sums, tuple[Tensor, Tensor] | None]:
-        """Add the gradients of some rows of a step's batch: all of them, or one process's share.
+    def one_step(self, number: int, factor: float) -> tuple[Sums, Tensor, Bad | None]:
+        """One optimizer step: the loss sums, the gradient's norm, and which rows are bad.
 
         Args:
             number: the step, from 0.
-            rows: of the batch. Its rows, their anchors and noise are the same whoever works on them.
+            factor: of the peak learning rate.
         """
-        config, device = self.config, self.parts.target.device
-        index = self.order(number, config.batch_rows)[rows]
-        batch, bad = self.data.batch(index, self.parts.target)
-        size = config.micro_rows or config.batch_rows
-        total: Sums | None = None
-        for replay in range(config.objective.replays):
-            shape = (config.batch_rows, config.data.row_tokens)
-            uniform = draw(shape, config.seed, number, replay)[rows].to(device)
-            for start in range(0, len(index), size):
-                if config.objective.input_noise:
-                    torch.manual_seed(_key(config.seed, number, replay, rows.start + start))
-                part = slice(start, start + size)
-                sums = self.step.sums(batch.part(part), uniform[part])
-                sums.loss.backward()
-                sums = dataclasses.replace(sums, loss=sums.loss.detach())
-                total = sums if total is None else total + sums
-        assert total is not None
-        return total, None if bad is None else (index, bad)
+        assert self.work is not None
+        sums, bad = self.work.gradients(number)
+        norm = self.optimizer.step(factor, sums.weight)
+        self.work.updated()
+        return sums, norm, bad
 
     def _expected_steps(self) -> int | None:
         if self.clock.seconds is None:
@@ -311,11 +312,12 @@ class Trainer:
 
     def _match(self) -> Matched | None:
         """Prefix-match on the held-out blocks, recorded."""
-        if self.held_out is None:
+        if self.held_out is None or self.work is None:
             return None
-        self.parts.drafter.eval()
-        matched = self.held_out.match(self.step)
-        self.parts.drafter.train()
+        with self.work.quiet():
+            self.parts.drafter.eval()
+            matched = self.held_out.match(self.step)
+            self.parts.drafter.train()
         self._record({"prefix_acceptance_length": round(matched.prefix, 4)})
         return matched
 
@@ -327,11 +329,13 @@ class Trainer:
         step, measured = self.progress.step, self.progress.measured
         if self.evaluator is None or (measured and measured[-1][0] == step):
             return
+        assert self.work is not None
         matched = self._match()
-        self.parts.drafter.eval()
         count = self.config.evaluate.every_prompts
-        length = self.evaluator.measure_greedy(self.parts.drafter, count, self.look_tokens)
-        self.parts.drafter.train()
+        with self.work.quiet():
+            self.parts.drafter.eval()
+            length = self.evaluator.measure_greedy(self.parts.drafter, count, self.look_tokens)
+            self.parts.drafter.train()
         improved = length > self.best
         measured.append((step, None if matched is None else matched.prefix, length))
         self._record({"acceptance_length": round(length, 4)})
@@ -400,8 +404,3 @@ class Trainer:
                 where=str(self.writer.root),
                 next="make room there, then resume from the checkpoint before it",
             )
-
-
-def _key(*parts: int) -> int:
-    """A seed for one purpose."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
