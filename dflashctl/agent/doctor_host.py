@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional
 from . import proc
 from .doctor_place import CGROUPS, nodes, place, resolve, text_of
 from .environment import driver
-from .hostfacts import begin, end
+from .hostfacts import REAP_S, begin, end
 from .hostlock import lock_show
 from .pctlock import holder_words, holders
 
@@ -32,8 +32,8 @@ def doctor_host(request: Facts, emit: Any) -> Facts:
 
     Emits {"clock": wall time} at once. Answers {"boot_id", "kernel", "uid", "simulated",
     "proxmox": reading|null, "smi", "topo": readings, "kernel_log": {"lines", "from", "problem"}, "driver",
-    "majors": {name: number}, "nodes", "libraries", "staging": folder, "python": {"exists", "other"},
-    "deploy_lock": record|null, "container": null | see `container_facts`}; a reading is that of hostfacts.
+    "majors": {name: number}, "nodes", "libraries", "memory_total", "staging": folder,
+    "python": {"exists", "other"}, "deploy_lock": record|null, "container": null | see `container_facts`}; a reading is that of hostfacts.
     """
     emit({"clock": time.time()})
     timeout_s = float(request.get("program_timeout_s") or 20.0)
@@ -51,7 +51,8 @@ def doctor_host(request: Facts, emit: Any) -> Facts:
         programs["status"] = ["pct", "status", str(container), "--verbose"]
         programs["config"] = ["pct", "config", str(container), "--current=1"]
     started = {name: begin(argv) for name, argv in programs.items()}
-    readings = {name: end(each, timeout_s) for name, each in started.items()}
+    until = time.monotonic() + timeout_s
+    readings = {name: end(each, max(until - time.monotonic(), REAP_S)) for name, each in started.items()}
     here = place("", [str(request["staging_dir"])])
     return {
         "boot_id": proc.boot_id(),
@@ -66,6 +67,7 @@ def doctor_host(request: Facts, emit: Any) -> Facts:
         "majors": majors(text_of("/proc/devices")),
         "nodes": nodes(""),
         "libraries": here["libraries"],
+        "memory_total": here["memory"]["total"],
         "staging": here["folders"][0],
         "python": interpreter("", str(request["python"])),
         "deploy_lock": _deploy_lock(request),

@@ -126,6 +126,7 @@ def memory(facts: Facts) -> Finding:
     inside = mapping(facts.place.get("memory"))
     seen = outside if whole(outside.get("limit")) is not None else inside
     limit, total = whole(seen.get("limit")), whole(inside.get("total"))
+    total = whole(mapping(facts.box).get("memory_total")) if total is None else total
     room = min((each for each in (limit, total) if each is not None), default=None)
     if room is None:
         return not_known("neither a limit nor the memory of the machine can be seen")

@@ -233,6 +233,7 @@ def box() -> dict[str, Any]:
         "majors": {"nvidia-frontend": 195, "nvidia-uvm": 508, "nvidia-caps": 236},
         "nodes": copy.deepcopy(NODES),
         "libraries": {"cuda": [DRIVER], "nvidia-ml": [DRIVER]},
+        "memory_total": 1024 * GIB,
         "staging": folder("/var/tmp", device=9),
         "python": {"exists": False, "other": "/usr/bin/python3"},
         "deploy_lock": None,

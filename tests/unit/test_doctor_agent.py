@@ -202,7 +202,7 @@ def test_a_child_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     script = f"""echo 'DOCTOR {{"step": "cuda"}}'; sleep 600 & echo $! > {tmp_path}/child; wait"""
     found, events = ask(tmp_path, script, 1.5)
     assert found["said"] == {"cuda": {}} and found["problem"] == "timeout"
-    assert events and events[0]["torch_s"] >= 1.0, "a sign of life while it waits"
+    assert len(events) > 1 and events[0]["torch_s"] < events[1]["torch_s"], "signs of life while it waits"
     child = int((tmp_path / "child").read_text())
     end = time.monotonic() + 20
     while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text():

@@ -374,7 +374,7 @@ TABLE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
     (
         "memory",
         "not known",
-        {f"{OUTSIDE}/memory": {}, "inside/place/memory": {}},
+        {f"{OUTSIDE}/memory": {}, "inside/place/memory": {}, "box/memory_total": None},
         "neither a limit nor the memory",
         {},
     ),
