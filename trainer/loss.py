@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.compiled import where_it_pays
 from trainer.objective import dpace_weights
 
 # Logits of one chunk: 256 MiB in float32 on a CPU; some 2,000 tokens of a large vocabulary on a GPU.
@@ -54,35 +55,34 @@ class Kind:
     kl: bool = False
 
 
-def _one_chunk(
-    hidden: Tensor, head: Tensor, label: Tensor, teacher: Tensor | None, kl: bool, gradient: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, log-probability of the label, and most likely token is the label, of c tokens; writes `gradient`.
+def _errors(
+    logits: Tensor, label: Tensor, wanted: Tensor | None, kl: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(d loss / d logits, loss, log-probability of the label, most likely token is the label) of c tokens.
 
-    Three times the chunk's logits are held at most, twice without a teacher, and nothing of them remains.
+    Three tensors of the size of the logits are held at most, two without the target's. Compiled on a GPU.
+
+    Args:
+        logits, wanted: [c, V], the drafter's and, where those are wanted, the target's.
     """
-    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    wanted = None
-    if teacher is not None:
-        wanted = (teacher @ head.T).to(wide)  # [c, V]
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    dtype, logits = logits.dtype, logits.to(wide)
+    if wanted is not None:
+        wanted = wanted.to(wide)
         label = wanted.argmax(-1)
         wanted = wanted.log_softmax(-1) if kl else None
-    logits = (hidden @ head.T).to(wide)  # [c, V]
     right = logits.argmax(-1) == label
     log_p = logits.log_softmax(-1)
     del logits
     own = log_p.gather(-1, label[:, None])[:, 0]
-    # The gradient of the logits is softmax minus what is wanted: a distribution, or one label.
+    # The gradient is softmax minus what is wanted: a distribution, or one label.
     if wanted is None:
-        loss = -own
         difference = log_p.exp_()
         difference.scatter_add_(-1, label[:, None], -torch.ones_like(own)[:, None])
-    else:
-        p = wanted.exp()
-        loss = wanted.sub_(log_p).mul_(p).sum(-1)
-        difference = log_p.exp_().sub_(p)
-    torch.mm(difference.to(head.dtype), head, out=gradient)
-    return loss, own, right
+        return difference.to(dtype), -own, own, right
+    p = wanted.exp()
+    loss = wanted.sub_(log_p).mul_(p).sum(-1)
+    return log_p.exp_().sub_(p).to(dtype), loss, own, right
 
 
 class _TokenLoss(torch.autograd.Function):
@@ -99,8 +99,12 @@ class _TokenLoss(torch.autograd.Function):
         chunks = -(-len(hidden) // chunk)
         size = -(-len(hidden) // chunks)  # none much smaller than the others
         for part in (slice(start, start + size) for start in range(0, len(hidden), size)):
-            taught = None if teacher is None else teacher[part]
-            parts.append(_one_chunk(hidden[part], head, labels[part], taught, kl, gradient[part]))
+            errors, *found = where_it_pays(_errors, hidden)(
+                hidden[part] @ head.T, labels[part], None if teacher is None else teacher[part] @ head.T, kl
+            )
+            torch.mm(errors, head, out=gradient[part])
+            del errors  # before the next chunk's logits come
+            parts.append(found)
         loss, own, right = (torch.cat(each) for each in zip(*parts, strict=True))
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(own, right)

@@ -5,10 +5,21 @@ Run: python -m pytest tests/trainer/test_bad_rows.py
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
+import pytest
+import torch
+
+from trainer import config as configs
 from trainer.bad_rows import newly_bad
+from trainer.data.dataset import Dataset
+from trainer.data.packing import from_tokens
 from trainer.errors import DataError
+from trainer.model.drafter import Drafter
+from trainer.model.target import Target
+from trainer.objective import draw
+from trainer.progress import Tally
+from trainer.step import DrafterStep
 
 
 def test_a_row_counts_once_however_often_it_is_read() -> None:
@@ -42,3 +53,35 @@ def test_rows_packed_anew_for_every_epoch_count_within_their_epoch() -> None:
         known.append(row)
     with pytest.raises(DataError, match=r"2 of 10 rows have non-finite hidden states \(rows 41, 43\)"):
         newly_bad([43], known, allowed=1, total=10)
+
+
+def test_rows_that_are_read_anew_every_epoch(
+    make_target: Callable[..., Target], make_drafter: Callable[..., Drafter]
+) -> None:
+    """Two of five rows hold a token whose embedding is broken; the target reads all rows in all 4 epochs."""
+    target, drafter = make_target("llama"), make_drafter()
+    target.embedding.weight.data[70] = float("nan")
+    tokens = torch.randint(2, 60, (5, 24), generator=torch.Generator().manual_seed(0))
+    tokens[1, 9], tokens[4, 20] = 70, 70
+    data = Dataset(from_tokens(tokens, supervised_from=3), None, {}, 0.0, [])
+    section = {
+        "target": {"path": "x"},
+        "drafter": {"mask_token_id": 1, "block_size": 4},
+        "precision": "float32",
+    }
+    config = configs.load({**section, "objective": {"gamma": 3.0}})
+    step = DrafterStep(drafter, target, config, 8)
+    known: list[int] = []
+    for epoch in range(4):
+        since = Tally()
+        for index in (torch.tensor([3, 1]), torch.tensor([0, 4, 2])):
+            batch, bad = data.batch(index, target)
+            assert bad is not None and bad.tolist() == [row in (1, 4) for row in index.tolist()]
+            sums = step.sums(batch, draw((len(index), 24), 0, epoch, 0))
+            sums.loss.backward()
+            since.add(sums, 48, (index, bad))
+            assert sums.loss.item() > 0 and bool(sums.loss.isfinite())
+        known += newly_bad(since.bad_rows, known, allowed=2, total=5)
+        assert known == [1, 4]
+    for parameter in drafter.parameters():
+        assert parameter.grad is not None and bool(parameter.grad.isfinite().all())

@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.loss import Kind, head_loss
+from trainer.loss import Kind, _errors, head_loss
 from trainer.objective import dpace_weights
 
 
@@ -130,10 +131,11 @@ def test_counts_by_a_slow_loop() -> None:
 class Ledger(TorchDispatchMode):
     """Counts matrix products, and the bytes that tensors made inside hold at once, by their storages."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: dict[str, Tensor]) -> None:
         super().__init__()
         self.products, self.now, self.most = 0, 0, 0
-        self.tensors: dict[int, int] = {}  # storage -> living tensors on it
+        # Storage -> living tensors on it; those that were there before are nobody's new memory.
+        self.tensors = {tensor.untyped_storage()._cdata: 1 for tensor in given.values()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -158,7 +160,7 @@ class Ledger(TorchDispatchMode):
 def used(p: dict[str, Tensor], kind: Kind, teacher: bool, chunk: int) -> Ledger:
     """Of the loss and its backward pass."""
     p["hidden"].grad = None
-    with Ledger() as ledger:
+    with Ledger(p) as ledger:
         given = p["teacher"] if teacher else None
         head_loss(
             p["hidden"], p["head"], p["labels"], p["weights"], p["supervised"], kind, given, chunk
@@ -184,6 +186,22 @@ def test_two_products_a_chunk_and_none_in_the_backward_pass(name: str) -> None:
     """A third one for the target's logits where those are wanted."""
     kind, teacher = KINDS[name]
     assert used(problem(6, 4, 5, 30, torch.float32), kind, teacher, 6).products == 4 * (3 if teacher else 2)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_part_that_a_gpu_compiles_is_compiled_once_for_all_batches(name: str) -> None:
+    """With a compiler that only counts: no break, no second compilation, the same numbers."""
+    kind, teacher = KINDS[name]
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(_errors, backend=counter, dynamic=False, fullgraph=True)
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        logits, wanted = (torch.randn(5, 30, generator=generator) for _ in range(2))
+        arguments = torch.arange(5), wanted if teacher else None, kind.kl
+        got, eager = compiled(logits.clone(), *arguments), _errors(logits.clone(), *arguments)
+        assert all(torch.allclose(*pair) for pair in zip(got, eager, strict=True))
+    assert counter.frame_count == 1
 
 
 def test_only_the_loss_carries_a_gradient() -> None:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
-
-import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from trainer.compiled import where_it_pays
 from trainer.model.mask import Bounds, mask_mod
 from trainer.model.tiles import TILE, ordered, tile_map
 
 
-@cache
-def _compiled(function: Callable[..., Any]) -> Any:
-    return torch.compile(function, dynamic=False)
-
-
 def flex_mask(rule: Bounds) -> BlockMask:
     """The rule as a BlockMask [R, heads broadcast, Q, S + Q]: tiles by arithmetic, elements by the rule."""
-    partly, whole = (_compiled(tile_map) if rule.low.is_cuda else tile_map)(rule)
+    partly, whole = where_it_pays(tile_map, rule.low)(rule)
     queries = rule.low.shape[1]
     return BlockMask.from_kv_blocks(
         *ordered(partly),
@@ -34,6 +25,5 @@ def flex_mask(rule: Bounds) -> BlockMask:
 
 def flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float, grouped: bool) -> Tensor:
     """Attention [R, A, Q, E] under a BlockMask, zero for queries that see nothing; on the CPU uncompiled."""
-    run = _compiled(flex_attention) if q.is_cuda else flex_attention
-    out: Tensor = run(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped)
+    out: Tensor = where_it_pays(flex_attention, q)(q, k, v, block_mask=mask, scale=scale, enable_gqa=grouped)
     return out

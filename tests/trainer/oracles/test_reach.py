@@ -8,12 +8,14 @@ Run: python -m pytest tests/trainer/oracles/test_reach.py
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 import torch
 from tiny_cases import BLOCK, LAYERS, MASK_ID, TAPS, WINDOW, WORDS, documents, drafter, qwen3, settings
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer.data.packing import Rows, pack
 from trainer.model.drafter import Drafter
@@ -123,21 +125,30 @@ def test_no_token_at_or_after_the_anchor_counts_but_the_anchor_as_slot_0(
         assert not torch.equal(out[block], base[block])  # the comparison can fail
 
 
-def test_a_whole_step_reads_nothing_back_and_has_fixed_shapes() -> None:
-    """Forward and backward under fake tensors, which have shapes and no values."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("attention", ["dense", "flex"])
+@pytest.mark.parametrize(
+    ("size", "objective"),
+    [(24, {}), (24, {"labels": "kl"}), (24, {"weighting": "dpace", "labels": "target"}), (49_152, {})],
+)
+def test_a_whole_step_reads_nothing_back_and_has_fixed_shapes(
+    attention: str, size: int, objective: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and backward under fake tensors, which have shapes and no values. The size of a row is just a
+    number.
+    """
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     target, made = Target(qwen3(), TAPS), drafter("mixed")
+    config = dataclasses.replace(settings(**objective), attention=attention)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = mode.from_tensor
 
         def rows_of(count: int) -> Rows:
-            whole = torch.zeros(count, 24, dtype=torch.int64)
+            whole = torch.zeros(count, size, dtype=torch.int64)
             return Rows(whole, whole.clone(), whole.clone(), whole.bool())
 
-        for objective in ({}, {"labels": "kl"}, {"weighting": "dpace", "labels": "target"}):
-            step = DrafterStep(made, target, settings(**objective), 6)
-            states = States(fake(torch.empty(3, 24, 32)), fake(torch.empty(3, 24, 16)))
-            sums = step.sums(Batch(rows_of(3), states), torch.empty(3, 24, dtype=torch.float64))
-            sums.loss.backward()
-            assert sums.correct.shape == (BLOCK - 1,)
+        step = DrafterStep(made, target, config, 6)
+        states = States(fake(torch.empty(2, size, 32)), fake(torch.empty(2, size, 16)))
+        sums = step.sums(Batch(rows_of(2), states), torch.empty(2, size, dtype=torch.float64))
+        sums.loss.backward()
+        assert sums.correct.shape == (BLOCK - 1,)

@@ -1,0 +1,27 @@
+"""Functions that a GPU runs compiled, once per process and shape, and a CPU runs as they are.
+
+For parts that are slow or large when every operation writes its result to memory: attention under a block
+mask, its tile map, the softmax over a vocabulary. Shapes are fixed (`dynamic=False`), so no later batch
+compiles again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+@cache
+def _compiled(function: Callable[..., object]) -> Callable[..., object]:
+    return torch.compile(function, dynamic=False)
+
+
+def where_it_pays(function: F, example: Tensor) -> F:
+    """The function, compiled if `example` is on a GPU."""
+    return _compiled(function) if example.is_cuda else function  # type: ignore[return-value]
