@@ -33,7 +33,8 @@ def doctor_host(request: Facts, emit: Any) -> Facts:
     Emits {"clock": wall time} at once. Answers {"boot_id", "kernel", "uid", "simulated",
     "proxmox": reading|null, "smi", "topo": readings, "kernel_log": {"lines", "from", "problem"}, "driver",
     "majors": {name: number}, "nodes", "libraries", "memory_total", "staging": folder,
-    "python": {"exists", "other"}, "deploy_lock": record|null, "container": null | see `container_facts`}; a reading is that of hostfacts.
+    "python": {"exists", "other"}, "deploy_lock": record|null,
+    "container": null | see `container_facts`}; a reading is that of hostfacts.
     """
     emit({"clock": time.time()})
     timeout_s = float(request.get("program_timeout_s") or 20.0)

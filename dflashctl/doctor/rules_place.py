@@ -29,7 +29,8 @@ def shared_memory(facts: Facts) -> Finding:
     mend = "in the container: mount -o remount,size=16G /dev/shm, and the same in its /etc/fstab"
     if shm.get("exists") is not True or total is None or free is None:
         why = text(shm.get("problem")) or "it is not there"
-        return failure(f"/dev/shm: {why}", "NCCL and data loaders cannot start", mend)
+        make = "in the container: mkdir -p /dev/shm && mount -t tmpfs -o size=16G tmpfs /dev/shm"
+        return failure(f"/dev/shm: {why}", "NCCL and data loaders cannot start", make)
     found = f"{size(total)}, {size(free)} free"
     if total <= SHM_LEAST:
         return failure(found, "NCCL and data loaders die with a bus error or `No space left on device`", mend)
