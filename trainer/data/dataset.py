@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.bad_rows import newly_bad
 from trainer.config import TrainConfig
 from trainer.data import prompts as texts
 from trainer.data.continuations import write
@@ -17,7 +18,7 @@ from trainer.data.lines import file_digest
 from trainer.data.packing import Rows, from_tokens
 from trainer.data.store import Store, find_store
 from trainer.data.stored import StoredRows
-from trainer.errors import ConfigError, DataError
+from trainer.errors import ConfigError
 from trainer.model.target import States, Target
 from trainer.objective import needed_width
 from trainer.setup import find_target
@@ -198,26 +199,15 @@ def drop_bad_rows(rows: Rows, states: States, allowed: int) -> tuple[Rows, State
     """Take rows with non-finite states out of training: unsupervised, their states set to zero in place.
 
     Raises:
-        DataError: more than `allowed`.
+        DataError: more than `allowed`, or all.
     """
     finite = torch.ones(len(rows), dtype=torch.bool)
     for part in (states.taps, states.final):
         if part is not None:  # a few rows at a time: the check should not cost a copy of everything
             finite &= torch.cat([few.isfinite().flatten(1).all(1) for few in part.split(64)])
-    bad = (~finite).nonzero()[:, 0].tolist()
-    if len(bad) > allowed:
-        raise DataError(
-            f"{len(bad)} of {len(rows)} rows have non-finite hidden states (rows {_some(bad)})",
-            where="train.data.max_bad_rows",
-            next="check the target's weights and dtype; the limit is for accidents, not for a broken target",
-        )
+    bad = newly_bad((~finite).nonzero()[:, 0].tolist(), [], allowed, len(rows))
     for part in (states.taps, states.final):
         if part is not None and bad:
             part[bad] = 0
     supervised = rows.supervised & finite[:, None]
     return Rows(rows.tokens, rows.documents, rows.positions, supervised), states, bad
-
-
-def _some(numbers: list[int]) -> str:
-    shown = ", ".join(str(number) for number in numbers[:5])
-    return f"{shown}, ..." if len(numbers) > 5 else shown
