@@ -20,6 +20,7 @@ from trainer import config as configs
 from trainer import failures
 from trainer.console import for_stdout
 from trainer.data.cli import data, prepare
+from trainer.data.regenerate_cli import regenerate
 from trainer.errors import ConfigError, Stopped, TrainerError
 from trainer.eval_cli import eval
 from trainer.export.cli import export, import_
@@ -36,6 +37,7 @@ app.command()(eval)
 app.command()(export)
 app.command("import")(import_)
 app.command()(prepare)
+app.command()(regenerate)
 app.add_typer(data, name="data")
 
 

@@ -1,4 +1,4 @@
-"""The commands `prepare`, `regenerate` and `data show`. Imports nothing heavy before one of them runs."""
+"""The commands `prepare` and `data show`. Imports nothing heavy before one of them runs."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def prepare(
         from trainer.data.prepare import prepare as run
         from trainer.data.report import summary
 
-        settings = _settings(target, _mode(thinking, arguments, date), template_file, turns, max_line_mb)
+        settings = settings_of(target, mode_of(thinking, arguments, date), template_file, turns, max_line_mb)
         tolerance = Tolerance.parse(max_bad_rows)
-        store = run(inputs, settings, out, tolerance, workers or usable_cores(), _say)
+        store = run(inputs, settings, out, tolerance, workers or usable_cores(), say)
         for line in summary(store):
             print(line)
 
-    _guarded(work)
+    guarded(work)
 
 
 @data.command("show")
@@ -101,14 +101,14 @@ def show(
                 raise ConfigError("needed for a file that is not prepared", where="--target")
             if not file.is_file():
                 raise ConfigError("no such file", where=str(file))
-            settings = _settings(folder, _mode(thinking, arguments, date), template_file, turns, 16)
+            settings = settings_of(folder, mode_of(thinking, arguments, date), template_file, turns, 16)
             documents = looking.row_of_file(file, row, settings)
         looking.show(documents, folder, Console(highlight=False))
 
-    _guarded(work)
+    guarded(work)
 
 
-def _settings(
+def settings_of(
     target: Path,
     mode: Mode,
     template_file: Path | None,
@@ -128,7 +128,7 @@ def _settings(
     )
 
 
-def _mode(thinking: str | None, arguments: list[str] | None, date: str | None) -> Mode:
+def mode_of(thinking: str | None, arguments: list[str] | None, date: str | None) -> Mode:
     import datetime
 
     from trainer.data.chat_template import DEFAULT_DATE, Mode
@@ -149,11 +149,11 @@ def _mode(thinking: str | None, arguments: list[str] | None, date: str | None) -
     return Mode(None if thinking is None else thinking == "on", values, date or DEFAULT_DATE)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _guarded(work: Callable[[], None]) -> None:
+def guarded(work: Callable[[], None]) -> None:
     """Run `work`; what a person can mend becomes one message and an exit code."""
     prepare_environment()
     try:

@@ -75,7 +75,11 @@ def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
 
     By the inverse of the cumulative distribution: it takes one random number a row, not one a word.
     """
+    return pick(logits, torch.rand(len(logits), 1, generator=generator).to(logits.device))
+
+
+def pick(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Where uniform numbers [R, 1] in [0, 1) fall in the cumulative distributions of logits [R, V] -> [R]."""
     reach = logits.softmax(-1).cumsum(-1)
-    uniform = torch.rand(len(logits), 1, generator=generator).to(logits.device)
     found = torch.searchsorted(reach, uniform * reach[:, -1:], right=True)
     return found.clamp(max=logits.shape[-1] - 1)[:, 0]

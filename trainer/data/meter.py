@@ -20,6 +20,13 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
+def printable(words: str) -> str:
+    """Text that cannot steer a terminal: control characters but line ends and tabs are made visible."""
+    return "".join(
+        letter if letter in "\n\t" or letter.isprintable() else f"\\x{ord(letter):02x}" for letter in words
+    )
+
+
 class Meter:
     """Counts up to `total`.
 

@@ -55,16 +55,16 @@ class Ids:
 Record = Conversation | Text | Ids
 
 
-def read(value: Mapping[str, Any]) -> Record:
-    """The record in one JSON object.
+def read(value: Mapping[str, Any], need_answer: bool = True) -> Record:
+    """The record in one JSON object; a conversation needs an answer by the assistant unless said otherwise.
 
     Raises:
         BadRow: none of the known forms, or not well formed.
     """
     if "messages" in value:
-        return _conversation(value["messages"], "messages", value.get("tools"))
+        return _conversation(value["messages"], "messages", value.get("tools"), need_answer)
     if "conversations" in value:
-        return _conversation(value["conversations"], "conversations", value.get("tools"))
+        return _conversation(value["conversations"], "conversations", value.get("tools"), need_answer)
     if "input_ids" in value:
         return _ids(value)
     if "text" in value:
@@ -75,13 +75,13 @@ def read(value: Mapping[str, Any]) -> Record:
     raise BadRow(f"no messages, conversations, text or input_ids in it (keys: {keys})")
 
 
-def _conversation(listed: Any, key: str, tools: Any) -> Conversation:
+def _conversation(listed: Any, key: str, tools: Any, need_answer: bool) -> Conversation:
     if not isinstance(listed, list):
         raise BadRow(f"{key}: expected a list")
     if not listed:
         raise BadRow(f"{key}: the conversation is empty")
     messages = [_message(each, f"{key}[{number}]") for number, each in enumerate(listed)]
-    if not any(message["role"] == "assistant" for message in messages):
+    if need_answer and not any(message["role"] == "assistant" for message in messages):
         raise BadRow(f"{key}: no message by the assistant, so nothing to train on")
     return Conversation(messages, _tools(tools))
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from trainer.data import lines
 from trainer.data.encoding import Encoder
+from trainer.data.meter import printable
 from trainer.data.reader import Reader, Settings
 from trainer.data.store import Store
 from trainer.data.stored import StoredRows
@@ -100,13 +101,6 @@ def render(documents: Sequence[Shown], tokenizer: Tokenizer) -> Text:
             )
         text.append("\n")
     return text
-
-
-def printable(words: str) -> str:
-    """Text that cannot steer a terminal: control characters but line ends and tabs are made visible."""
-    return "".join(
-        letter if letter in "\n\t" or letter.isprintable() else f"\\x{ord(letter):02x}" for letter in words
-    )
 
 
 def show(documents: Sequence[Shown], target: Path, console: Console) -> None:
