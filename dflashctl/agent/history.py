@@ -78,7 +78,7 @@ def detail(run: RunFolder, request: Dict[str, Any]) -> Dict[str, Any]:
         "summary": run.read("summary.json").value,
         "root_cause": run.read("root_cause.json").value,
         "exit": run.exit().value,
-        "events": run.events()[-500:],
+        "events": runfacts.told_events(run)[-500:],
         "environment": run.read("environment.json").value,
         "recipe": _text(run.file("recipe.yaml")),
         "notes": notes(run),

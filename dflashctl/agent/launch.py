@@ -97,9 +97,10 @@ def _start(run: RunFolder, record: Dict[str, Any], request: Dict[str, Any]) -> D
         )
     try:
         write_files(run.file("files"), dict(request.get("files") or {}))
-        _write_folder(run, record, str(request.get("recipe_yaml", "")))
+        written = _write_folder(run, record, str(request.get("recipe_yaml", "")))
         rotated = rotate_log(run, str(record["log"]))
-        run.append_event("launched", by=record.get("created_by"), host=record.get("host"))
+        # With a copy of the record: should one of the two files be damaged, the other tells (rebuilding.py).
+        run.append_event("launched", by=record.get("created_by"), host=record.get("host"), record=written)
     except (OSError, AgentError):
         shutil.rmtree(run.path, ignore_errors=True)  # nothing was started: leave no half of a run
         raise
@@ -135,8 +136,8 @@ def refuse_conflicts(run: RunFolder, record: Dict[str, Any], *, allow_busy: bool
             raise AgentError("gpus_busy", "%s %s and has GPU %s" % (who, state, names), next=kill)
 
 
-def _write_folder(run: RunFolder, record: Dict[str, Any], recipe_yaml: str) -> None:
-    """Everything that the supervisor reads, durable before it starts; the record last."""
+def _write_folder(run: RunFolder, record: Dict[str, Any], recipe_yaml: str) -> Dict[str, Any]:
+    """Everything that the supervisor reads, durable before it starts; the record last. Returns the record."""
     os.makedirs(run.path, exist_ok=True)
     os.makedirs(os.path.dirname(str(record["log"])), exist_ok=True)
     write_bytes(run.file("recipe.yaml"), recipe_yaml.encode())
@@ -146,6 +147,7 @@ def _write_folder(run: RunFolder, record: Dict[str, Any], recipe_yaml: str) -> N
     body["compile_cache"] = compile_cache(dict(record.get("env") or {}))
     body.update(proc.here())
     run.write("record.json", body)
+    return body
 
 
 def rotate_log(run: RunFolder, log: str) -> Optional[str]:

@@ -52,6 +52,7 @@ OPS: Dict[str, str] = {
     "list_runs": "history:list_runs",
     "note_run": "curate:note_run",
     "prune_runs": "curate:prune_runs",
+    "repair_runs": "repair:repair_runs",
     "host_facts": "hostfacts:host_facts",
     "inside_facts": "insidefacts:inside_facts",
     "learn_idle": "insidefacts:learn_idle",

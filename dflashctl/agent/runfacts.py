@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from . import logknown, logscan, proc
-from .runfolder import RunFolder, read_lines
+from .runfolder import RunFolder
 
 METRICS_TAIL_BYTES = 256 * 2**10
 PROCESSES_SHOWN = 48
@@ -68,8 +68,16 @@ def progress_facts(run: RunFolder) -> Dict[str, Any]:
         "heartbeat": loaded.value,
         "heartbeat_problem": loaded.problem,
         "metrics": metrics_facts(tail_entries(run.file("metrics.jsonl"))),
-        "events": {str(event.get("event")): event for event in read_lines(run.file("events.jsonl"))},
+        "events": {str(event.get("event")): event for event in told_events(run)},
     }
+
+
+def told_events(run: RunFolder) -> List[Dict[str, Any]]:
+    """What happened, without the copy of the record that `launched` keeps for `repair_runs`."""
+    events = run.events()
+    for event in events:
+        event.pop("record", None)
+    return events
 
 
 def tail_entries(path: str, limit: int = METRICS_TAIL_BYTES) -> List[Dict[str, Any]]:

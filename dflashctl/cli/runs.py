@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,7 @@ from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, VerboseOp
 if TYPE_CHECKING:
     from dflashctl.cli.eachhost import Outcome
     from dflashctl.config.hosts import Host
+    from dflashctl.remote.engine import Engine
 
 app = typer.Typer(help="List past and present runs and what was learnt.", invoke_without_command=True)
 
@@ -79,19 +81,18 @@ def show(
     verbose: VerboseOption = False,
 ) -> None:
     """Show one run: what was launched, how it ended, what was learnt."""
-    from dflashctl.config import load_hosts
-    from dflashctl.remote.factory import open_engine
+    from dflashctl.cli.onehost import one_host
     from dflashctl.render import history as render
-    from dflashctl.render.json import emit
-    from dflashctl.render.table import show as print_
     from dflashctl.runs.history import show_run
 
-    with open_engine(load_hosts().host(host)) as engine:
-        shown = show_run(engine, name)
-    if json:
-        emit("dflashctl.run/1", render.one_document(shown))
-    else:
-        print_(render.code(shown) if code else render.one(shown))
+    one_host(
+        host,
+        lambda engine: show_run(engine, name),
+        json=json,
+        schema="dflashctl.run/1",
+        document=render.one_document,
+        shown=render.code if code else render.one,
+    )
 
 
 @app.command()
@@ -103,21 +104,19 @@ def diff(
     verbose: VerboseOption = False,
 ) -> None:
     """Compare two runs: code, configuration, environment, outcome; only what differs is shown."""
-    from dflashctl.config import load_hosts
-    from dflashctl.remote.factory import open_engine
+    from dflashctl.cli.onehost import one_host
     from dflashctl.render import rundiff as render
-    from dflashctl.render.json import emit
-    from dflashctl.render.table import show as print_
     from dflashctl.runs.history import show_run
     from dflashctl.runs.rundiff import diff as compare
 
-    with open_engine(load_hosts().host(host)) as engine:
-        one, other = show_run(engine, left), show_run(engine, right)
-    sections = compare(one, other)
-    if json:
-        emit("dflashctl.rundiff/1", render.document(one, other, sections))
-    else:
-        print_(render.side_by_side(one, other, sections))
+    one_host(
+        host,
+        lambda engine: (show_run(engine, left), show_run(engine, right)),
+        json=json,
+        schema="dflashctl.rundiff/1",
+        document=lambda both: render.document(*both, compare(*both)),
+        shown=lambda both: render.side_by_side(*both, compare(*both)),
+    )
 
 
 @app.command()
@@ -129,20 +128,19 @@ def note(
     verbose: VerboseOption = False,
 ) -> None:
     """Write down what was learnt from a run; the list shows it."""
-    from dflashctl.config import load_hosts
-    from dflashctl.remote.factory import open_engine
-    from dflashctl.render.json import emit
-    from dflashctl.render.table import say
-    from dflashctl.render.text import line
+    from dflashctl.cli.onehost import one_host
+    from dflashctl.render.history import noted
     from dflashctl.runs.history import add_note
     from dflashctl.runs.person import person
 
-    with open_engine(load_hosts().host(host)) as engine:
-        answer = add_note(engine, name, text, person())
-    if json:
-        emit("dflashctl.note/1", {"host": engine.host.name, **answer})
-    else:
-        say(line(f"noted on {answer.get('tag')} ({answer.get('id')})"))
+    one_host(
+        host,
+        lambda engine: {"host": engine.host.name, **add_note(engine, name, text, person())},
+        json=json,
+        schema="dflashctl.note/1",
+        document=dict,
+        shown=noted,
+    )
 
 
 @app.command()
@@ -156,29 +154,83 @@ def prune(
     verbose: VerboseOption = False,
 ) -> None:
     """Remove ended runs with their logs and checkpoints; never a live one, nor the newest of a tag."""
-    from dflashctl.config import load_hosts
-    from dflashctl.errors import UsageError
-    from dflashctl.remote.factory import open_engine
-    from dflashctl.render import history as render
-    from dflashctl.render.json import emit
-    from dflashctl.render.table import show as print_
+    from dflashctl.render.history import pruned
     from dflashctl.runs.history import prune as remove
     from dflashctl.runs.logsearch import seconds
 
     older_than_s = None if older is None else seconds(older)
-    with open_engine(load_hosts().host(host)) as engine:
-        answer = remove(engine, keep=keep, older_than_s=older_than_s, dry_run=True)
-        if not dry_run and answer.get("pruned"):
-            if not yes:
-                if json:
-                    raise UsageError("--json cannot ask", next="add --yes, or --dry-run")
-                print_(render.pruned(answer, dry_run=True))
-                typer.confirm("Remove them?", abort=True, err=True)
-            answer = remove(engine, keep=keep, older_than_s=older_than_s, dry_run=False)
-    if json:
-        emit("dflashctl.prune/1", {"host": engine.host.name, "dry_run": dry_run, **answer})
-    else:
-        print_(render.pruned(answer, dry_run=dry_run))
+    change = Change("prune", "pruned", "Remove them?", pruned, dry_run, yes, json)
+    _curate(
+        host, change, lambda engine, dry: remove(engine, keep=keep, older_than_s=older_than_s, dry_run=dry)
+    )
+
+
+@app.command()
+def repair(
+    name: NameArgument = None,
+    yes: YesOption = False,
+    host: HostOption = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Make damaged files of ended runs readable again: of NAME, or of all. The damaged bytes are kept beside.
+
+    Rebuilt is what the run's other files prove, nothing else; a live run is never touched.
+    """
+    from dflashctl.render.history import repaired
+    from dflashctl.runs.history import repair as mend
+    from dflashctl.runs.person import person
+
+    change = Change("repair", "repaired", "Repair them?", repaired, dry_run, yes, json)
+    _curate(host, change, lambda engine, dry: mend(engine, name, person(), dry_run=dry))
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the history, which the person sees before it is made."""
+
+    name: str
+    done: str
+    """The key of the answer that lists what is done; empty: there is nothing to do."""
+    question: str
+    shown: Callable[..., object]
+    dry_run: bool
+    yes: bool
+    json: bool
+
+    def make(self, act: Callable[[bool], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """`act(True)` says what would be done, `act(False)` does it. Raises UsageError where nobody can be
+        asked, typer.Abort for a no."""
+        from dflashctl.errors import UsageError
+        from dflashctl.render.table import show
+
+        planned = act(True)
+        if self.dry_run or not planned.get(self.done):
+            return planned
+        if not self.yes:
+            if self.json:
+                raise UsageError("--json cannot ask", next="add --yes, or --dry-run")
+            show(self.shown(planned, dry_run=True))
+            typer.confirm(self.question, abort=True, err=True)
+        return act(False)
+
+
+def _curate(host: str | None, change: Change, act: Callable[[Engine, bool], Mapping[str, Any]]) -> None:
+    from dflashctl.cli.onehost import one_host
+
+    def ask(engine: Engine) -> dict[str, Any]:
+        made = change.make(lambda dry: act(engine, dry))
+        return {"host": engine.host.name, "dry_run": change.dry_run, **made}
+
+    one_host(
+        host,
+        ask,
+        json=change.json,
+        schema=f"dflashctl.{change.name}/1",
+        document=dict,
+        shown=lambda answer: change.shown(answer, dry_run=change.dry_run),
+    )
 
 
 def _list(host: str | None, filters: Filters, json: bool) -> None:

@@ -28,6 +28,8 @@ def overview(history: History) -> RenderableType:
         parts.append(table.table(COLUMNS, [cells(entry) for entry in history.entries]))
     for run_id, problem in history.damaged:
         parts.append(table.cell(line(f"damaged: {run_id}: {problem}"), "yellow"))
+    if history.damaged:
+        parts.append(table.cell("next: dflashctl runs repair --dry-run", "dim"))
     return Group(*parts)
 
 
@@ -124,6 +126,10 @@ def code(shown: Shown) -> RenderableType:
     return Group(*parts)
 
 
+def noted(answer: Mapping[str, Any]) -> RenderableType:
+    return table.cell(line(f"noted on {answer.get('tag')} ({answer.get('id')})"))
+
+
 def pruned(answer: Mapping[str, Any], *, dry_run: bool) -> RenderableType:
     """What a prune took, or would take."""
     from rich.console import Group
@@ -141,6 +147,36 @@ def pruned(answer: Mapping[str, Any], *, dry_run: bool) -> RenderableType:
     for each in map(mapping, listed(answer.get("failed"))):
         parts.append(table.cell(line(f"not removed: {each.get('id')}: {each.get('problem')}"), "yellow"))
     return Group(*parts)
+
+
+def repaired(answer: Mapping[str, Any], *, dry_run: bool) -> RenderableType:
+    """What a repair did to each file, or would do, and what it left alone."""
+    from rich.console import Group
+
+    runs = [mapping(each) for each in listed(answer.get("repaired"))]
+    did = "would repair" if dry_run else "repaired"
+    parts: list[RenderableType] = [table.cell(f"{did} {plural(len(runs), 'run')}", "bold")]
+    rows = []
+    for run in runs:
+        for each in map(mapping, listed(run.get("files"))):
+            how = f"{each.get('did')}{_from(each)}"
+            rows.append([line(run.get("tag") or "?"), line(run.get("id")), line(each.get("name")), line(how),
+                         line(each.get("problem"))])  # fmt: skip
+    if rows:
+        parts.append(table.table(("TAG", "ID", "FILE", "HOW", "PROBLEM"), rows))
+        parts.append(
+            table.cell("the damaged bytes are kept beside each file, as <name>.damaged-<time>", "dim")
+        )
+    for each in map(mapping, listed(answer.get("left"))):
+        parts.append(table.cell(line(f"left alone: {each.get('id')}: {each.get('why')}"), "yellow"))
+    return Group(*parts)
+
+
+def _from(file: Mapping[str, Any]) -> str:
+    """` from events.jsonl; not known any more: peak memory`."""
+    source = f" from {file['source']}" if text(file.get("source")) else ""
+    unknown = [text(each) for each in listed(file.get("unknown"))]
+    return source + (f"; not known any more: {', '.join(unknown)}" if unknown else "")
 
 
 def summary_parts(summary: Mapping[str, Any]) -> list[RenderableType]:

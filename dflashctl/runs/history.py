@@ -85,20 +85,9 @@ def list_runs(
 
 
 def show_run(engine: Engine, name: str | None) -> Shown:
-    """A run by tag, or by id where nothing has the tag; the newest one for None. Raises NotFound."""
-    from dflashctl.errors import NotFound
-
-    where = {"state_dir": engine.host.state_dir, "code_root": engine.host.code_root}
-    request = {**where, "one": True, "known": known.patterns()}
-    try:
-        answer = call(engine, "list_runs", {**request, "tag": name}, timeout_s=TIMEOUT_S)
-    except NotFound as no_such_tag:
-        if name is None:
-            raise
-        try:
-            answer = call(engine, "list_runs", {**request, "id": name}, timeout_s=TIMEOUT_S)
-        except NotFound:
-            raise no_such_tag from None
+    """A run by tag or id; the newest one for None. Raises NotFound."""
+    request = {"code_root": engine.host.code_root, "one": True, "known": known.patterns()}
+    answer = _by_name(engine, "list_runs", request, name)
     return Shown(engine.host.name, entries(answer)[0], mapping(answer.get("detail")))
 
 
@@ -123,16 +112,31 @@ def entries(answer: Mapping[str, Any]) -> tuple[Entry, ...]:
 
 def add_note(engine: Engine, name: str, note: str, who: str) -> Mapping[str, Any]:
     """Append what was learnt to a run's events, by tag or id. Raises NotFound, UsageError (an empty note)."""
-    from dflashctl.errors import NotFound, UsageError
+    from dflashctl.errors import UsageError
 
     if not note.strip():
         raise UsageError("the note is empty")
-    request = {"state_dir": engine.host.state_dir, "text": note.strip(), "who": who}
+    return _by_name(engine, "note_run", {"text": note.strip(), "who": who}, name)
+
+
+def repair(engine: Engine, name: str | None, who: str, *, dry_run: bool) -> Mapping[str, Any]:
+    """Make damaged files of runs that are over readable again, of one run or of all; the answer as the
+    agent's operation describes it. Raises NotFound."""
+    return _by_name(engine, "repair_runs", {"who": who, "dry_run": dry_run}, name)
+
+
+def _by_name(engine: Engine, op: str, request: dict[str, Any], name: str | None) -> dict[str, Any]:
+    """Ask about a run by tag, or by id where nothing has the tag. Raises NotFound, of the tag."""
+    from dflashctl.errors import NotFound
+
+    asked = {"state_dir": engine.host.state_dir, **request}
     try:
-        return call(engine, "note_run", {**request, "tag": name}, timeout_s=TIMEOUT_S)
+        return call(engine, op, {**asked, "tag": name}, timeout_s=TIMEOUT_S)
     except NotFound as no_such_tag:
+        if name is None:
+            raise
         try:
-            return call(engine, "note_run", {**request, "id": name}, timeout_s=TIMEOUT_S)
+            return call(engine, op, {**asked, "id": name}, timeout_s=TIMEOUT_S)
         except NotFound:
             raise no_such_tag from None
 
