@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,12 +49,13 @@ class Output:
     accepted: list[int] = field(default_factory=list)  # of them, drafted ones
     ended: bool = False
 
-    def take(self, tokens: list[int], end_id: int | None) -> None:
+    def take(self, tokens: list[int], ends: Collection[int]) -> None:
         """Append what one pass has emitted: drafted tokens, and one of the target's own at last."""
         drafted = len(tokens) - 1
-        if end_id in tokens:
-            tokens = tokens[: tokens.index(end_id) + 1]
-            self.ended = True
+        for place, token in enumerate(tokens):
+            if token in ends:
+                tokens, self.ended = tokens[: place + 1], True
+                break
         self.tokens += tokens
         self.emitted.append(len(tokens))
         self.accepted.append(min(drafted, len(tokens)))
@@ -62,9 +64,15 @@ class Output:
         return not self.ended and len(self.tokens) < new_tokens
 
 
-def first(token: int, end_id: int | None) -> Output:
+def first(token: int, ends: Collection[int]) -> Output:
     """The start of an output: the token that the prompt's own forward pass gives."""
-    return Output([token], ended=token == end_id)
+    return Output([token], ended=token in ends)
+
+
+def end_ids(config: Any) -> frozenset[int]:
+    """The tokens that end a text, of a target's configuration, which names none, one or several."""
+    named = getattr(config, "eos_token_id", None)
+    return frozenset(named if isinstance(named, (list, tuple)) else [] if named is None else [named])
 
 
 @torch.no_grad()
@@ -73,7 +81,7 @@ def plain(
     prompts: Tensor,
     new_tokens: int,
     choose: Choose,
-    end_id: int | None = None,
+    ends: Collection[int] = (),
     beat: Beat = lambda: None,
     prefilled: Beat = lambda: None,
 ) -> list[Output]:
@@ -87,7 +95,7 @@ def plain(
     final, _ = model.read(prompts, positions)
     position = positions[:, -1:] + 1
     token = choose(target.logits(final[:, -1:]), position)
-    outputs = [first(one, end_id) for one in token[:, 0].tolist()]
+    outputs = [first(one, ends) for one in token[:, 0].tolist()]
     prefilled()
     while any(output.wants(new_tokens) for output in outputs):
         final, _ = model.read(token, position)
@@ -96,7 +104,7 @@ def plain(
         for output, one in zip(outputs, token[:, 0].tolist(), strict=True):
             if output.wants(new_tokens):
                 output.tokens.append(one)
-                output.ended = one == end_id
+                output.ended = one in ends
         beat()
     return outputs
 
@@ -108,7 +116,7 @@ def speculate(
     prompts: Tensor,
     new_tokens: int,
     way: Way,
-    end_id: int | None = None,
+    ends: Collection[int] = (),
     beat: Beat = lambda: None,
     limit_s: float | None = None,
     prefilled: Beat = lambda: None,
@@ -126,7 +134,7 @@ def speculate(
     proposer.read(taps, positions, torch.ones_like(positions, dtype=torch.bool))
     start = torch.full((rows,), size, device=device)
     anchor = way.choose(target.logits(final[:, -1:]), start[:, None])[:, 0]
-    outputs = [first(token, end_id) for token in anchor.tolist()]
+    outputs = [first(token, ends) for token in anchor.tolist()]
     texts = [[*prompt, *output.tokens] for prompt, output in zip(prompts.tolist(), outputs, strict=True)]
     prefilled()
     latest = math.inf if limit_s is None else time.monotonic() + limit_s
@@ -142,7 +150,7 @@ def speculate(
         for row, (count, last) in enumerate(zip(accepted.tolist(), following.tolist(), strict=True)):
             if going[row]:
                 before = len(outputs[row].tokens)
-                outputs[row].take([*drafted[row][:count], last], end_id)
+                outputs[row].take([*drafted[row][:count], last], ends)
                 texts[row] += outputs[row].tokens[before:]
         # A row that has enough stays in the batch; it is held at its place, and nothing of it is kept.
         moving = torch.tensor([output.wants(new_tokens) for output in outputs], device=device)
@@ -162,10 +170,10 @@ def speculative(
     prompts: Tensor,
     new_tokens: int,
     choose: Choose,
-    end_id: int | None = None,
+    ends: Collection[int] = (),
     beat: Beat = lambda: None,
     limit_s: float | None = None,
 ) -> list[Output]:
     """`speculate` with the drafter, keeping what the target would have chosen itself."""
     proposer = BatchDrafter(drafter, target)
-    return speculate(target, proposer, prompts, new_tokens, Matching(choose), end_id, beat, limit_s)
+    return speculate(target, proposer, prompts, new_tokens, Matching(choose), ends, beat, limit_s)

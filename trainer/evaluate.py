@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from trainer.config import Evaluate
-from trainer.decode import Beat, FixedNoise, Halves, Output, greedy, plain, speculative
+from trainer.decode import Beat, FixedNoise, Halves, Output, end_ids, greedy, plain, speculative
+from trainer.figures import acceptance, repeated_ngrams
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 from trainer.proposers import lookup_draft
@@ -44,22 +45,6 @@ class Figure:
 class Measurement:
     greedy: Figure
     sampled: Figure
-
-
-def acceptance(emitted: Sequence[Sequence[int]], first_tokens: int | None = None) -> float:
-    """Pooled tokens per pass; with `first_tokens`, over each prompt's passes that begin before so many
-    tokens.
-    """
-    tokens = passes = 0
-    for counts in emitted:
-        done = 0
-        for count in counts:
-            if first_tokens is not None and done >= first_tokens:
-                break
-            done += count
-            tokens += count
-            passes += 1
-    return tokens / passes if passes else 0.0
 
 
 def figure(outputs: Sequence[Output], own: Sequence[Output], first_tokens: int) -> Figure:
@@ -99,19 +84,6 @@ def lookup(prompt: Sequence[int], own: Output, new_tokens: int, longest: int, bl
     return output
 
 
-def repeated_ngrams(outputs: Sequence[Output], size: int = 8) -> float:
-    """Share of the texts' n-grams that occurred earlier in the same text."""
-    repeats = total = 0
-    for output in outputs:
-        seen: set[tuple[int, ...]] = set()
-        for start in range(len(output.tokens) - size + 1):
-            ngram = tuple(output.tokens[start : start + size])
-            repeats += ngram in seen
-            seen.add(ngram)
-            total += 1
-    return repeats / total if total else 0.0
-
-
 def twice(prompts: Tensor) -> Tensor:
     return torch.cat((prompts, prompts))
 
@@ -137,12 +109,11 @@ class Evaluator:
             NOISE_SEED,
             target.device,
         )
-        end = target.config.eos_token_id
-        self.end_id: int | None = end if isinstance(end, int) else None
+        self.ends = end_ids(target.config)
         self.choose = Halves(greedy, self.noise)
         self.last_s = 0.0  # what the last measurement took
         with target.widened(section.dtype == "float32"):
-            own = plain(target, twice(prompts), self.longest, self.choose, self.end_id, beat)
+            own = plain(target, twice(prompts), self.longest, self.choose, self.ends, beat)
         self.own_greedy, self.own_sampled = own[: len(prompts)], own[len(prompts) :]
 
     def measure(
@@ -161,7 +132,7 @@ class Evaluator:
                 twice(given),
                 section.new_tokens,
                 self.choose,
-                self.end_id,
+                self.ends,
                 self.beat,
                 limit_s,
             )
@@ -175,7 +146,7 @@ class Evaluator:
     def measure_greedy(self, drafter: Drafter, prompts: int, new_tokens: int) -> float:
         """A quick look during training."""
         outputs = speculative(
-            self.target, drafter, self.prompts[:prompts], new_tokens, greedy, self.end_id, self.beat
+            self.target, drafter, self.prompts[:prompts], new_tokens, greedy, self.ends, self.beat
         )
         return acceptance([output.emitted for output in outputs])
 

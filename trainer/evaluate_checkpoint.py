@@ -1,7 +1,9 @@
-"""`python -m trainer eval`: a finished drafter, measured anew."""
+"""`python -m trainer eval`: a finished drafter, measured by real decoding on this machine."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,28 +11,111 @@ import torch
 from trainer.checkpoint import load_drafter, read_drafter_config
 from trainer.config import Evaluate
 from trainer.data.prompts import draw_prompts
-from trainer.evaluate import Evaluator
+from trainer.decode import RereadTarget, reader
+from trainer.errors import TrainerError
+from trainer.figures import repeated_ngrams
 from trainer.machine import usable_cores
+from trainer.measure import Bench, Found, Options, PromptSet, SetResult
 from trainer.model.pair import check_pair
 from trainer.model.target import load_target, read_config
-from trainer.report import Report, make_report
 from trainer.setup import choose_device, find_target, load_tokenizer
 
 
-def evaluate_checkpoint(folder: Path, target_path: str, section: Evaluate, seed: int) -> Report:
-    """Decode held-out prompts with the drafter in `folder`; float32 on whatever device there is.
+class NotLossless(TrainerError):
+    """Greedy speculative text is not the target's own."""
 
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    drafter: str
+    target: str
+    device: str
+    dtype: str
+    block_size: int
+    uncached: bool  # the target is read anew at every pass: right, but its rates mean nothing
+    section: Evaluate
+    options: Options
+    sets: list[SetResult]
+
+    @property
+    def all(self) -> SetResult:
+        total = self.sets[0]
+        for each in self.sets[1:]:
+            total = total + each
+        return SetResult("all", total.prompts, total.runs, total.found, total.right)
+
+    @property
+    def faults(self) -> list[Found]:
+        return [each for each in self.all.found if not each.divergence.near_tie]
+
+    @property
+    def repetition(self) -> float:
+        """Share of repeated 8-grams in the target's greedy text."""
+        return repeated_ngrams(self.all.runs["greedy"]["target"].outputs)
+
+    def check(self) -> None:
+        """Raises NotLossless when a text diverges from the target's own elsewhere than at a near-tie."""
+        if self.faults:
+            first = self.faults[0]
+            what = first.divergence
+            raise NotLossless(
+                f"{len(self.faults)} tokens are not the target's own and no near-ties, first at token "
+                f"{what.position} of prompt {first.prompt}: {what.said} instead of {what.expected}, "
+                f"{what.gap:.4g} below the best logit",
+                where=f"set {first.set}, {first.method}",
+                next="this is a fault of the decoder or of the target's cache; do not trust these figures",
+            )
+
+
+def evaluate_checkpoint(
+    folder: Path,
+    target_path: str,
+    section: Evaluate,
+    seed: int,
+    options: Options | None = None,
+    sets: Callable[[Path], list[PromptSet]] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Evaluation:
+    """Measure the drafter in `folder`.
+
+    Args:
+        sets: reads the prompts, given the target's folder; None: held-out text of the standard library.
+        say: hears what is being done.
     Raises:
         ConfigError: no drafter there, or one that was made for another target.
     """
+    options = options or Options()
     torch.set_num_threads(usable_cores())
     place = find_target(target_path)
     raw, shape = read_config(place), read_drafter_config(folder)
     check_pair(shape, raw, str(folder), str(place))
     tokenizer = load_tokenizer(place, int(raw["vocab_size"]))
-    device = choose_device("auto")
-    target = load_target(place, shape.taps, torch.float32, device)
-    drafter = load_drafter(folder).to(device).eval()
-    prompts = draw_prompts(tokenizer, section.prompts, section.prompt_tokens, True, seed).to(device)
-    evaluator = Evaluator(target, prompts, section, shape.block_size)
-    return make_report(section, None, evaluator.measure(drafter), evaluator.lookup(), evaluator.repetition)
+    if sets is None:
+        drawn = draw_prompts(tokenizer, section.prompts, section.prompt_tokens, True, seed)
+        prompts = [PromptSet("stdlib", drawn.tolist())]
+    else:
+        prompts = sets(place)
+    device = choose_device(options.device)
+    narrow = options.dtype == "bfloat16" or (options.dtype == "auto" and device.type == "cuda")
+    dtype = torch.bfloat16 if narrow else torch.float32
+    target = load_target(place, shape.taps, dtype, device)
+    drafter = load_drafter(folder).to(device, dtype).eval()
+    bench = Bench(target, drafter, section, options, seed)
+    bench.warm_up(prompts[0].prompts[0])
+    results = []
+    for each in prompts:
+        say(f"{each.name}: {len(each.prompts)} prompts, {section.new_tokens} tokens each")
+        results.append(bench.measure(each))
+    return Evaluation(
+        str(folder),
+        str(place),
+        device.type,
+        str(dtype).removeprefix("torch."),
+        shape.block_size,
+        isinstance(reader(target), RereadTarget),
+        section,
+        options,
+        results,
+    )

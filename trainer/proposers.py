@@ -70,7 +70,9 @@ class PromptLookup:
         most = max(len(tokens) for tokens in found)
         padded = [tokens + [0] * (most - len(tokens)) for tokens in found]
         counts = torch.tensor([len(tokens) for tokens in found], device=anchors.device)
-        return Draft(torch.tensor(padded, dtype=torch.int64, device=anchors.device).view(-1, most), counts)
+        return Draft(
+            torch.tensor(padded, dtype=torch.int64, device=anchors.device).view(len(found), most), counts
+        )
 
 
 def lookup_draft(text: Sequence[int], longest: int, count: int) -> list[int]:

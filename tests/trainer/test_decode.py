@@ -26,13 +26,8 @@ from trainer.decode import (
     reader,
     speculative,
 )
-from trainer.evaluate import (
-    Evaluator,
-    acceptance,
-    figure,
-    lookup,
-    repeated_ngrams,
-)
+from trainer.evaluate import Evaluator, figure, lookup
+from trainer.figures import acceptance, repeated_ngrams
 from trainer.model.cache import target_cache
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
@@ -169,8 +164,8 @@ def test_decoding_stops_at_the_end_token(make_drafter: Callable[..., Drafter]) -
     target = Target(random_model("qwen3"), TAPS)
     free = plain(target, prompts(), 30, greedy)
     end = free[0].tokens[9]
-    own = plain(target, prompts(), 30, greedy, end)
-    outputs = speculative(target, make_drafter(), prompts(), 24, greedy, end)
+    own = plain(target, prompts(), 30, greedy, {end})
+    outputs = speculative(target, make_drafter(), prompts(), 24, greedy, {end})
     assert own[0].ended and len(own[0].tokens) <= 10 and own[0].tokens[-1] == end
     for output, reference in zip(outputs, own, strict=True):
         assert output.tokens == reference.tokens[: len(output.tokens)]

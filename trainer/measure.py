@@ -1,0 +1,178 @@
+"""A drafter on sets of prompts: every way of choosing tokens, by every method, timed and compared.
+
+The methods are the target alone, the drafter, and prompt-lookup decoding, which needs no drafter. Greedy
+texts must be the target's own (trainer.lossless); sampled ones are drawn with rejection sampling, so they are
+distributed as the target's own. Rates count what is written after the prompts' own passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trainer.as_trained import right_slots, training_step
+from trainer.config import Evaluate
+from trainer.decode import BatchDrafter, Beat, Output, end_ids, greedy, plain, speculate
+from trainer.figures import Run
+from trainer.lossless import Divergence, divergences
+from trainer.model.drafter import Drafter
+from trainer.model.target import Target
+from trainer.proposers import PromptLookup, Proposer
+from trainer.sampling import Matching, Rejection, Way
+
+WARM_TOKENS = 4
+METHODS = ("target", "drafter", "prompt_lookup")
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts of one data set, as token ids."""
+
+    name: str
+    prompts: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the Evaluate section of a recipe does not say."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, float32 on a CPU
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    batch: int = 1  # prompts of one length that are decoded together
+    sampled: bool = True
+
+
+@dataclass(frozen=True)
+class Found:
+    """A divergence, and where it is."""
+
+    set: str
+    prompt: int
+    method: str
+    divergence: Divergence
+
+
+@dataclass
+class SetResult:
+    """All figures of one set: way -> method -> run."""
+
+    name: str
+    prompts: int
+    runs: dict[str, dict[str, Run]]
+    found: list[Found] = field(default_factory=list)
+    right: list[int] = field(default_factory=list)  # leading right slots of each greedy block, as trained
+
+    def __add__(self, other: SetResult) -> SetResult:
+        runs = {
+            way: {method: run + other.runs[way][method] for method, run in methods.items()}
+            for way, methods in self.runs.items()
+        }
+        count = self.prompts + other.prompts
+        return SetResult(self.name, count, runs, self.found + other.found, self.right + other.right)
+
+    @property
+    def as_trained(self) -> float:
+        """The acceptance length that the training pass promises for the blocks that decoding drafted."""
+        return 1 + sum(self.right) / len(self.right) if self.right else 0.0
+
+    @property
+    def disagreeing(self) -> int:
+        """Blocks of which the training pass gets more or fewer slots right than decoding accepted."""
+        accepted = [kept for output in self.runs["greedy"]["drafter"].outputs for kept in output.accepted]
+        return sum(a != b for a, b in zip(accepted, self.right, strict=True))
+
+
+class Bench:
+    """Decodes prompts in every way, by every method, and times it."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        section: Evaluate,
+        options: Options,
+        seed: int = 0,
+    ) -> None:
+        self.target, self.drafter, self.section, self.options = target, drafter, section, options
+        self.block_size = drafter.config.block_size
+        self.ends = end_ids(target.config)
+        self.exact = target.dtype == torch.float32
+        self.step = training_step(drafter, target)
+        self.ways: dict[str, Way] = {"greedy": Matching(greedy)}
+        if options.sampled:
+            self.ways["sampled"] = Rejection(section.temperature, seed, target.device)
+
+    def warm_up(self, prompt: list[int]) -> None:
+        """Kernels are chosen and memory is taken before anything is timed."""
+        given = torch.tensor([prompt], device=self.target.device)
+        for name in self.ways:
+            for method in METHODS:
+                self.decode(given, name, method, WARM_TOKENS)
+
+    def measure(self, given: PromptSet) -> SetResult:
+        """All ways and methods on one set."""
+        runs = {name: dict.fromkeys(METHODS, Run()) for name in self.ways}
+        result = SetResult(given.name, len(given.prompts), runs)
+        for start, prompts in self.batches(given.prompts):
+            for name, methods in result.runs.items():
+                for method in METHODS:
+                    methods[method] += self.decode(prompts, name, method, self.section.new_tokens)
+            self.compare(result, start, prompts)
+        return result
+
+    def batches(self, prompts: Sequence[list[int]]) -> list[tuple[int, Tensor]]:
+        """Prompts in their order, neighbours of one length together: (number of the first, ids [R, P])."""
+        found, start = [], 0
+        for _, group in groupby(prompts, len):
+            same = list(group)
+            for place in range(0, len(same), self.options.batch):
+                part = same[place : place + self.options.batch]
+                found.append((start, torch.tensor(part, device=self.target.device)))
+                start += len(part)
+        return found
+
+    def decode(self, prompts: Tensor, way: str, method: str, new_tokens: int) -> Run:
+        how, ends = self.ways[way], self.ends
+        if method == "target":
+            # A block may go past `new_tokens` by all but one of its tokens; those are compared, too.
+            longest = new_tokens + self.block_size
+            return self.timed(
+                lambda mark: plain(self.target, prompts, longest, how.choose, ends, prefilled=mark)
+            )
+        lookup = PromptLookup(self.section.lookup_ngram, self.block_size - 1)
+        proposer: Proposer = lookup if method == "prompt_lookup" else BatchDrafter(self.drafter, self.target)
+        return self.timed(
+            lambda mark: speculate(self.target, proposer, prompts, new_tokens, how, ends, prefilled=mark)
+        )
+
+    def timed(self, work: Callable[[Beat], list[Output]]) -> Run:
+        """What `work` writes, and the seconds from when it calls its mark to its end."""
+        marks: list[float] = []
+
+        def mark() -> None:
+            if self.target.device.type == "cuda":
+                torch.cuda.synchronize(self.target.device)
+            marks.append(time.perf_counter())
+
+        outputs = work(mark)
+        mark()
+        return Run(outputs, marks[-1] - marks[0])
+
+    def compare(self, result: SetResult, start: int, prompts: Tensor) -> None:
+        """The last batch's greedy texts against the target's own, and its blocks against the training
+        pass.
+        """
+        runs, count = result.runs["greedy"], len(prompts)
+        own = runs["target"].outputs[-count:]
+        for method in METHODS[1:]:
+            for row, output in enumerate(runs[method].outputs[-count:]):
+                for each in divergences(self.target, prompts[row], own[row], output, self.exact):
+                    result.found.append(Found(result.name, start + row, method, each))
+        for row, output in enumerate(runs["drafter"].outputs[-count:]):
+            result.right += right_slots(self.step, self.target, prompts[row], output)
