@@ -11,11 +11,10 @@ import re
 import time
 from typing import Any, Dict, List, Optional
 
-from . import proc
+from . import hostlock, proc
 from .doctor_place import CGROUPS, nodes, place, resolve, text_of
 from .environment import driver
 from .hostfacts import REAP_S, begin, end
-from .hostlock import lock_show
 from .pctlock import holder_words, holders
 
 SIMULATED = "/run/nvidia-lab/control"
@@ -71,7 +70,7 @@ def doctor_host(request: Facts, emit: Any) -> Facts:
         "memory_total": here["memory"]["total"],
         "staging": here["folders"][0],
         "python": interpreter("", str(request["python"])),
-        "deploy_lock": _deploy_lock(request),
+        "deploy_lock": hostlock.holder(deploy_lock(request)),
         "container": None if container is None else container_facts(int(container), request, readings),
     }
 
@@ -200,9 +199,7 @@ def _of_driver(text: str) -> List[str]:
     return [line[:500] for line in text.splitlines() if "NVRM" in line][-LAST_LINES:]
 
 
-def _deploy_lock(request: Facts) -> Optional[Facts]:
-    try:
-        found = lock_show({"container": request.get("container"), "code_root": request["code_root"]}, None)
-    except Exception:  # no lock folder of ours can be had: then nobody deploys through it
-        return None
-    return found["holder"]
+def deploy_lock(request: Facts) -> str:
+    """The lock file of this code root, whether or not it is there."""
+    name = hostlock.lock_name(request.get("container"), str(request["code_root"]))
+    return os.path.join(hostlock.folder_name(), name)

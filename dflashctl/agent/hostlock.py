@@ -29,16 +29,21 @@ BREAK_KILL_S = 3.0
 Record = Dict[str, Any]
 
 
+def folder_name() -> str:
+    """Root's is /run/dflashctl; anybody else's is below the home."""
+    # The account's home, not $HOME: whoever calls with another HOME must still meet the same lock.
+    root = os.geteuid() == 0
+    return "/run/dflashctl" if root else os.path.join(_own_home(), ".local/state/dflashctl/locks")
+
+
 def lock_folder() -> str:
-    """Root's is /run/dflashctl; anybody else's is below the home. Made if needed, closed to everyone else.
+    """`folder_name`, made if needed, closed to everyone else.
 
     Raises AgentError("usage") when the name is taken by something that is not ours alone.
     """
-    root = os.geteuid() == 0
-    # The account's home, not $HOME: whoever calls with another HOME must still meet the same lock.
-    folder = "/run/dflashctl" if root else os.path.join(_own_home(), ".local/state/dflashctl/locks")
+    folder = folder_name()
     try:
-        if not root:
+        if os.geteuid() != 0:
             os.makedirs(os.path.dirname(folder), 0o700, exist_ok=True)
         try:
             os.mkdir(folder, 0o700)
@@ -63,9 +68,14 @@ def _own_home() -> str:
 
 def lock_path(container: Optional[int], code_root: str) -> str:
     """The lock file of a code root; the same for everybody who deploys there through this host."""
+    return os.path.join(lock_folder(), lock_name(container, code_root))
+
+
+def lock_name(container: Optional[int], code_root: str) -> str:
+    """The file's name alone, for who only looks and makes no folder."""
     place = "machine" if container is None else "ct%d" % container
     digest = hashlib.sha256(os.fsencode(os.path.normpath(code_root))).hexdigest()[:12]
-    return os.path.join(lock_folder(), "%s-%s.lock" % (place, digest))
+    return "%s-%s.lock" % (place, digest)
 
 
 class Broken(BaseException):

@@ -85,8 +85,7 @@ def test_faults_of_the_container(bed: Bed, project: Project) -> None:
     try:
         found = examine(project, **entry, staging_dir=str(bed.layout.shared))
     finally:
-        holder.kill()
-        holder.wait(10)
+        holder.communicate(timeout=60)
         conf.write_text(sound)
         fake.unlink()
         bed.inside("main", ["sh", "-c", f"umount /dev/shm; rmdir /dev/shm; rm {library}"])
@@ -116,13 +115,13 @@ def test_faults_of_the_container(bed: Bed, project: Project) -> None:
 
 
 def hold(bed: Bed, lock: str) -> subprocess.Popen[bytes]:
-    """A process of the bed's host that holds a lock file, as a running `pct` does."""
+    """A process of the bed's host that holds a lock file, as a running `pct` does, until its stdin ends."""
     enter = ["nsenter", "-t", str(bed.pid), "--mount", "--pid", "--uts", "--"]
-    code = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True)"
-    argv = [sys.executable, "-I", "-c", f"{code}; time.sleep(600)", lock]
-    made = subprocess.Popen([*enter, *argv], stdout=subprocess.PIPE)
+    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2)"
+    code += "; print('held', flush=True); sys.stdin.read()"
+    argv = [sys.executable, "-I", "-c", code, lock]
+    made = subprocess.Popen([*enter, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert made.stdout is not None and made.stdout.readline() == b"held\n"
-    made.stdout.close()
     return made
 
 

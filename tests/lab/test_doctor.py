@@ -75,9 +75,24 @@ def lines(report: Report) -> dict[str, Line]:
     return {each.name: each for each in report.lines}
 
 
-def test_a_lab_that_is_well(project: Project, commands: list[str]) -> None:
+def files(*tops: Path) -> dict[str, tuple[int, int]]:
+    """Every file and folder below, with what tells a change."""
+    found = {}
+    for top in tops:
+        for path in top.rglob("*"):
+            info = path.lstat()
+            found[str(path)] = (info.st_mtime_ns, info.st_size)
+    return found
+
+
+def test_a_lab_that_is_well_and_nothing_of_it_changes(
+    project: Project, commands: list[str], lab_paths: LabPaths
+) -> None:
     told: list[str] = []
+    parts = (lab_paths.host_root, lab_paths.disk(200), lab_paths.workspace, lab_paths.pct)
+    before = files(*parts)
     report = examined(project, told.append)
+    assert files(*parts) == before
     assert report.left_out == () and len(report.lines) == len(CHECKS)
     # What the machine below has too little of may be told; the lab itself is well.
     machine = {"/dev/shm", "disk", "inodes", "memory", "ulimits", "Python", "packages", "torch", "Xid"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import doctor_host, doctor_inside, doctor_place
+from dflashctl.agent import doctor_host, doctor_inside, doctor_place, hostlock
 
 GONE = {"exit": None, "stdout": "", "stderr": "", "problem": "missing"}
 
@@ -167,6 +167,19 @@ def test_this_machine_answers_as_a_host_without_a_container(tmp_path: Path) -> N
     assert found["container"] is None and found["proxmox"] is None
     assert found["python"]["exists"] is True and found["staging"]["exists"] is True
     assert found["simulated"] is False and json.dumps(found)
+
+
+def test_a_deploy_lock_in_use_is_named_and_none_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = tmp_path / "locks"
+    monkeypatch.setattr(hostlock, "folder_name", lambda: str(locks))
+    request = {"container": 200, "code_root": "/root/dflash"}
+    assert hostlock.holder(doctor_host.deploy_lock(request)) is None and not locks.exists()
+    path = hostlock.lock_path(200, "/root/dflash")
+    with hostlock.HostLock(path, {"who": "anna@laptop"}, 0.0, lambda found: None):
+        found = hostlock.holder(doctor_host.deploy_lock(request))
+    assert found is not None and found["who"] == "anna@laptop" and found["held_s"] >= 0
 
 
 # --- the inside

@@ -5,6 +5,7 @@ Run: python -m pytest tests/unit/test_doctor_gather.py
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import sys
@@ -207,6 +208,31 @@ def test_a_dead_ssh_is_a_failure_with_a_document(
     assert f"nothing listens on 127.0.0.1 port {port}" in err
     (ssh,) = [each for each in document.lines if each.name == "ssh"]
     assert ssh.status == "failure" and ssh.mend
+
+
+def test_a_lab_that_is_not_up_is_no_contact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(tmp_path / "lab"))
+    assert command(tmp_path, monkeypatch, "hosts:\n  lab: {engine: lab}\n") == 4
+    out, err = capsys.readouterr()
+    assert "failure    ssh" in out and "the lab is not up" in err and "next: dflashctl lab up" in err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_it_tells_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    hosts = f"hosts:\n  here: {{engine: local, python: {tmp_path}/none, workdir: {tmp_path}}}\n"
+    command(tmp_path, monkeypatch, hosts, "-H", "here")
+    assert "here: " in terminal.getvalue() and "checks in" in capsys.readouterr().out
 
 
 def test_this_machine_by_engine_local(
