@@ -222,7 +222,8 @@ def load_hosts(start: Path | None = None) -> HostsFile:
 
 
 def find_hosts(start: Path) -> Path | None:
-    """The hosts.yaml that applies in `start`."""
+    """The hosts.yaml that applies in `start`. Raises UsageError for a thing of that name that is no file:
+    whoever made it meant it, and the machines of another one further up would not be theirs."""
     named = os.environ.get("DFLASHCTL_HOSTS")
     if named:
         path = Path(named).expanduser()
@@ -232,12 +233,23 @@ def find_hosts(start: Path) -> Path | None:
             )
         return path.absolute()
     for folder in (start.absolute(), *start.absolute().parents):
-        if (folder / "hosts.yaml").is_file():
+        if _is_there(folder / "hosts.yaml"):
             return folder / "hosts.yaml"
     import platformdirs
 
     configured = Path(platformdirs.user_config_dir("dflashctl")) / "hosts.yaml"
-    return configured if configured.is_file() else None
+    return configured if _is_there(configured) else None
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file stands there. Raises UsageError for anything else of that name."""
+    if path.is_file():
+        return True
+    if not os.path.lexists(path):
+        return False
+    what = f"a link to {path.readlink()}, which is not there" if path.is_symlink() else "no ordinary file"
+    what = "a folder" if path.is_dir() else what
+    raise UsageError(f"it is {what}", where=str(path), next="put a hosts.yaml there, or move that away")
 
 
 def read_hosts(path: Path) -> HostsFile:

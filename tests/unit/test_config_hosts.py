@@ -5,8 +5,10 @@ Run: python -m pytest tests/unit/test_config_hosts.py
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,40 @@ def test_the_variable_wins_and_must_name_a_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DFLASHCTL_HOSTS", str(tmp_path / "nothing.yaml"))
     with pytest.raises(UsageError, match="DFLASHCTL_HOSTS: no such file"):
         load_hosts(tmp_path / "project")
+
+
+@pytest.mark.parametrize("place", ["project/a", "project", "XDG_CONFIG_HOME/dflashctl"])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.mkdir(), "it is a folder"),
+        (lambda path: path.symlink_to("gone.yaml"), "it is a link to gone.yaml, which is not there"),
+        (lambda path: path.symlink_to("."), "it is a folder"),
+        (lambda path: path.symlink_to(path.name), "it is a link to hosts.yaml, which is not there"),
+        (os.mkfifo, "it is no ordinary file"),
+    ],
+)
+def test_something_of_that_name_that_is_no_file_is_never_passed_over(
+    tmp_path: Path, place: str, make: Callable[[Path], None], said: str
+) -> None:
+    """Neither for the hosts.yaml above it nor for the built-in lab."""
+    written(tmp_path, CT200)
+    below = tmp_path / "project" / "a" / "b"
+    below.mkdir(parents=True)
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    if place.startswith("XDG"):
+        (tmp_path / "hosts.yaml").unlink()
+    make(tmp_path / place / "hosts.yaml")
+    with pytest.raises(UsageError) as caught:
+        load_hosts(below)
+    assert (caught.value.what, caught.value.where) == (said, str(tmp_path / place / "hosts.yaml"))
+
+
+def test_a_link_to_a_file_is_a_hosts_yaml(tmp_path: Path) -> None:
+    written(tmp_path / "shared", CT200)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "hosts.yaml").symlink_to("../shared/hosts.yaml")
+    assert load_hosts(tmp_path / "project").path == tmp_path / "project" / "hosts.yaml"
 
 
 def test_the_configuration_folder_comes_last(tmp_path: Path) -> None:
