@@ -92,7 +92,7 @@ def nodes(facts: Facts) -> Finding:
         return not_known("there is no /dev/nvidia* on the machine that owns the GPUs")
     kind = f" ({SIMULATED})" if facts.simulated else ""
     others = [name for name in wanted if name not in numbered]
-    return ok(f"{', '.join([f'{len(numbered)} of GPUs', *others])}{kind}")
+    return ok(f"{', '.join([f'{len(numbered)} GPU nodes', *others])}{kind}")
 
 
 def _pass_through(facts: Facts, names: list[str]) -> str:
