@@ -75,6 +75,7 @@ class RunFiles:
         self.step: int | None = None
         self.total_steps: int | None = None
         self.metrics: dict[str, float] = {}
+        self.queues: dict[str, int] = {}  # depths, by name
         self.started = time.monotonic()
         self._phase_since = self.started
         self._last_beat = float("-inf")
@@ -160,7 +161,7 @@ class RunFiles:
             "phase_since": self._phase_since,
             "deadline_s": DEADLINE_S[self.phase],
             "median_step_s": None if median is None else round(median, 6),
-            "queues": {},
+            "queues": self.queues,
             "threads": {thread.name: thread.is_alive() for thread in threading.enumerate()},
             "metrics": self.metrics,
         }

@@ -108,12 +108,9 @@ class DrafterStep:
         config = self.drafter.config
         taps = batch.states.taps
         if self.config.objective.input_noise and self.drafter.training:
-            drawn = torch.stack(
-                [
-                    torch.rand(taps.shape[1:], generator=row, device=taps.device, dtype=taps.dtype)
-                    for row in noise or [None] * len(taps)
-                ]
-            )
+            drawn = torch.empty_like(taps)
+            for place, generator in enumerate(noise or [None] * len(drawn)):
+                drawn[place].uniform_(generator=generator)
             taps = taps + (drawn * 2 - 1) * self.config.objective.input_noise
         low = self.compute_dtype != self.drafter.fc.weight.dtype
         taps = taps.to(self.compute_dtype if low else self.drafter.fc.weight.dtype)

@@ -51,9 +51,9 @@ def run(
     console = console or Plain(say)
     chosen, saved = _choose(config, files, say, resume_from, allow_changes)
     parts = assemble(config, say)
-    if config.topology != "colocated" or config.policy != type(config.policy)():
-        say(f"topology {config.topology}: this version trains in one process, eagerly; policy is not used")
-        files.note(f"topology {config.topology} asked for; trained colocated and eagerly")
+    if config.topology != "threads" and config.policy != type(config.policy)():
+        say(f"policy is for topology threads; topology {config.topology} runs eagerly")
+        files.note("train.policy is not used")
     optimizer = DrafterOptimizer(parts.drafter, config.optimizer)
     _say_groups(optimizer, files, say)
     files.enter("data")
@@ -70,7 +70,7 @@ def run(
         _train(trainer, chosen, saved)
     finally:
         console.close()
-        trainer.writer.close()
+        trainer.close()
         trackers.close()
     _show_measured(trainer, say)
     if evaluator is None:

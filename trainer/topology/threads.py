@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,6 +100,7 @@ class Threads:
             ConfigError: too few GPUs, or a compile policy that is known to break.
         """
         self.config, self.files, self.say = config, files, say
+        self._target, self._own = target, threading.Lock()  # the main thread measures with it too
         self.drafter, self.data, self.order = drafter, data, order
         cuda = target.device.type == "cuda"
         feeding, learning = devices_of(config, target.device.type, torch.cuda.device_count() if cuda else 0)
@@ -128,7 +131,7 @@ class Threads:
             for worker in range(len(self.steps)):
                 self._warm_up(worker)
         for number, device in enumerate(feeding):
-            mine = target if device == target.device and number == 0 else target.copied_to(device)
+            mine = target.copied_to(device) if number else target
             self.crew.start(f"target-{number}", partial(self._feed, mine))
         for worker in range(len(self.steps)):
             self.crew.start(f"drafter-{worker}", partial(self._learn, worker))
@@ -151,7 +154,9 @@ class Threads:
             torch.cuda.set_device(target.device)
         while True:
             number = self.handover.claim()
-            self.handover.put(number, self._made(number, target))
+            with self._own if target is self._target else nullcontext():
+                fed = self._made(number, target)
+            self.handover.put(number, fed)
 
     def _made(self, number: int, target: Target) -> Fed:
         index = self.order(number, self.config.batch_rows)
@@ -239,6 +244,15 @@ class Threads:
     def depths(self) -> dict[str, int]:
         """See `Work`."""
         return {"hidden states": self.handover.waiting()}
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """See `Work`. Drafter threads wait anyway; the first target's is held before its next batch."""
+        self.crew.wait(lambda: self._own.acquire(False), self.config.layout.wait_s, "the first target")
+        try:
+            yield
+        finally:
+            self._own.release()
 
     def close(self) -> None:
         """See `Work`."""

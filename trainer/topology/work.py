@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -32,6 +33,9 @@ class Work(Protocol):
 
     def depths(self) -> dict[str, int]:
         """Queue depths for the heartbeat, by name."""
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Inside, nobody else uses the target and the drafter of the main thread."""
 
     def close(self) -> None:
         """End what was started."""

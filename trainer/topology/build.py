@@ -1,0 +1,45 @@
+"""From a recipe's topology to the work that a step is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from trainer.config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.runfiles import RunFiles
+from trainer.setup import Assembled
+from trainer.step import DrafterStep
+from trainer.topology.colocated import Colocated
+from trainer.topology.ranks import Ranks
+from trainer.topology.threads import Threads
+from trainer.topology.work import Work
+
+Say = Callable[[str], None]
+
+
+def make_work(
+    config: TrainConfig,
+    files: RunFiles,
+    say: Say,
+    parts: Assembled,
+    data: Dataset,
+    order: Callable[[int, int], Tensor],
+    step: DrafterStep,
+    first: int,
+    ranks: Ranks | None = None,
+) -> Work:
+    """Whoever does the passes, started.
+
+    Args:
+        order: (step, batch rows) -> the batch's rows.
+        step: the drafter's, on the target's device.
+        first: the first step of this life of the run.
+        ranks: of a run of several processes.
+    Raises:
+        ConfigError: the topology cannot work here.
+    """
+    if config.topology == "threads":
+        return Threads(config, files, say, parts.target, parts.drafter, data, order, step.width, first)
+    return Colocated(config, step, parts.target, data, order, ranks)

@@ -1,0 +1,102 @@
+"""The colocated topology: each rank runs target and drafter on its share of every batch's rows; the sums of
+gradients are added up, and every rank takes the same optimizer step. One process alone has all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from trainer.config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.loss import Sums
+from trainer.model.target import Target
+from trainer.step import DrafterStep
+from trainer.topology.ranks import Ranks
+from trainer.topology.work import Bad, accumulate, shares
+
+
+class Colocated:
+    """`Work` of one rank. With `ranks` None it is the whole batch's, alone."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        step: DrafterStep,
+        target: Target,
+        data: Dataset,
+        order: Callable[[int, int], Tensor],
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.config, self.step, self.target = config, step, target
+        self.data, self.order, self.ranks = data, order, ranks
+        size, rank = (ranks.size, ranks.rank) if ranks else (1, 0)
+        self.rows = shares(config.batch_rows, size)[rank]
+        self.reduction = Reduction(list(step.drafter.parameters()), ranks) if ranks else None
+
+    def gradients(self, number: int) -> tuple[Sums, Bad | None]:
+        """See `Work`. Raises PeerLost."""
+        index = self.order(number, self.config.batch_rows)
+        batch, bad = self.data.batch(index[self.rows], self.target)
+        sums = accumulate(self.step, self.config, batch, number, self.rows)
+        if self.reduction is not None:
+            flags = None
+            if bad is not None:
+                flags = torch.zeros(len(index), dtype=torch.bool, device=bad.device)
+                flags[self.rows] = bad
+            sums, bad = self.reduction(sums, flags, number)
+        return sums, None if bad is None else (index, bad)
+
+    def updated(self) -> None:
+        """See `Work`: the same step everywhere."""
+
+    def depths(self) -> dict[str, int]:
+        """See `Work`: nothing waits."""
+        return {}
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """See `Work`: there is nobody else."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """See `Work`: nothing was started."""
+
+
+class Reduction:
+    """Add gradients, loss sums and bad-row flags over the ranks: one flat buffer of gradients, made once, and
+    one of everything else. Nothing is divided here: the optimizer divides by the global weight.
+    """
+
+    def __init__(self, parameters: list[Tensor], ranks: Ranks) -> None:
+        self.parameters, self.ranks = parameters, ranks
+        first = parameters[0]
+        self.flat = torch.zeros(
+            sum(each.numel() for each in parameters), dtype=first.dtype, device=first.device
+        )
+        parts = self.flat.split([each.numel() for each in parameters])
+        self.views = [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]
+
+    @torch.no_grad()
+    def __call__(self, sums: Sums, flags: Tensor | None, number: int) -> tuple[Sums, Tensor | None]:
+        """The sums over all ranks; the parameters' gradients become views of the flat buffer."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+        self.ranks.add(self.flat, f"gradients of step {number}")
+        pieces = [getattr(sums, name).to(torch.float64).reshape(-1) for name in sums.__dataclass_fields__]
+        if flags is not None:
+            pieces.append(flags.to(torch.float64))
+        together = torch.cat(pieces)
+        self.ranks.add(together, f"loss sums of step {number}")
+        parts = together.split([len(piece) for piece in pieces])
+        added = {
+            name: part.reshape(getattr(sums, name).shape).to(getattr(sums, name).dtype)
+            for name, part in zip(sums.__dataclass_fields__, parts, strict=False)
+        }
+        return Sums(**added), None if flags is None else parts[-1] > 0

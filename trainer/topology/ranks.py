@@ -1,0 +1,109 @@
+"""The processes of a run that work together: their group, and collectives that can neither hang silently nor
+hide whose fault it was.
+
+Control values travel through gloo, gradients through NCCL where they lie on GPUs. Every wait goes on beating,
+has a deadline, and is named; a collective that fails because a peer is gone raises `PeerLost`, which the
+launcher knows to be a consequence and never the cause.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.errors import TrainerError
+
+POLL_S = 0.0005
+"""Between looks at a collective that is under way: they take about as long."""
+SLACK_S = 60.0
+"""The library's own limit lies so much above ours, which says what was waited for."""
+
+
+class PeerLost(TrainerError):
+    """Another process of the run failed, or went away, or did not come in time."""
+
+    exit_code = 76
+
+
+class Ranks:
+    """One process's place among `size`, and what they do together."""
+
+    def __init__(self, beat: Callable[[], None], wait_s: float) -> None:
+        """
+        Args:
+            beat: called while waiting; may raise, which ends the wait.
+            wait_s: the longest wait of a collective.
+        """
+        self._beat, self._wait_s = beat, wait_s
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that measures, saves and reports."""
+        return self.rank == 0
+
+    def join(self, cuda: bool) -> None:
+        """Meet the others. Raises PeerLost when they do not come."""
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host; a launcher of several names another
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=self._wait_s + SLACK_S))
+        except (RuntimeError, ValueError) as error:
+            raise PeerLost(f"the ranks did not meet: {_first_line(error)}", where=self._where) from error
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def add(self, tensor: Tensor, what: str) -> None:
+        """Replace `tensor` by its sum over all ranks."""
+        self._finish(lambda: dist.all_reduce(tensor, async_op=True), what)
+
+    def from_first(self, values: Sequence[float], what: str) -> list[float]:
+        """Rank 0's numbers, on every rank."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        self._finish(lambda: dist.broadcast(tensor, 0, async_op=True), what)
+        return [float(value) for value in tensor]
+
+    def highest(self, values: Sequence[float], what: str) -> list[float]:
+        """The largest of each number over all ranks."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        self._finish(lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True), what)
+        return [float(value) for value in tensor]
+
+    def meet(self, what: str) -> None:
+        """Wait until every rank is here."""
+        self.from_first([0.0], what)
+        self.highest([0.0], what)
+
+    def _finish(self, begin: Callable[[], dist.Work | None], what: str) -> None:
+        end = time.monotonic() + self._wait_s
+        try:
+            work = begin()
+            assert work is not None
+            while not work.is_completed():
+                if time.monotonic() > end:
+                    raise PeerLost(
+                        f"{what}: the other ranks did not come within {self._wait_s:.0f} s",
+                        where=self._where,
+                        next="dflashctl stacks TAG shows where they are; train.layout.wait_s is the deadline",
+                    )
+                self._beat()
+                time.sleep(POLL_S)
+            work.wait()
+        except RuntimeError as error:
+            raise PeerLost(f"{what}: {_first_line(error)}", where=self._where) from error
+
+    @property
+    def _where(self) -> str:
+        return f"rank {self.rank} of {self.size}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]
