@@ -6,18 +6,25 @@ Ctrl-C. So nothing but modules built into Python is imported at the top of this 
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # built in, as `signal` is not
 import _thread
 import os
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+
 INTERRUPTED = 130
 AGAIN_S = 0.05
+_heard = False
 
 
 def main() -> None:
     """Entry point of the console script and of `python -m dflashctl`."""
     try:
+        listen()
         sys.unraisablehook = _not_raised
         from dflashctl.cli.main import main as command_line
 
@@ -29,9 +36,24 @@ def main() -> None:
         os._exit(INTERRUPTED)
 
 
+def listen() -> None:
+    """Remember a Ctrl-C, besides raising it. One that is ignored (a background job) stays so."""
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _hear)
+
+
+def _hear(number: int, frame: FrameType | None) -> None:
+    global _heard
+    _heard = True
+    raise KeyboardInterrupt
+
+
 def interrupted(error: BaseException | None) -> bool:
     """Whether it is Ctrl-C, also when something wrapped it: Python itself makes a RuntimeError of what comes
-    while a class is being built (`__set_name__`)."""
+    while a class is being built (`__set_name__`), and pydantic a SchemaError that does not even name its
+    cause. So what follows a Ctrl-C counts as one."""
+    if _heard:
+        return True
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__
     return error is not None

@@ -316,6 +316,31 @@ def test_ctrl_c_in_a_callback_is_not_lost() -> None:
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+def test_ctrl_c_that_something_made_another_error_of_is_still_ctrl_c() -> None:
+    """As pydantic does while it builds a model: its error does not carry the cause."""
+    script = (
+        "import os, signal, sys, types, typer\n"
+        "module = types.ModuleType('dflashctl.cli.status')\n"
+        "module.app = typer.Typer()\n"
+        "@module.app.command()\n"
+        "def wait():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise ValueError('Error building the serializer') from None\n"
+        "sys.modules['dflashctl.cli.status'] = module\n"
+        "from dflashctl.start import main\n"
+        "sys.argv[1:] = ['status']\n"
+        "main()\n"
+    )
+    # A background job ignores SIGINT, and its children inherit that.
+    done = subprocess.run(
+        [sys.executable, "-c", f"import signal; signal.signal(2, signal.default_int_handler)\n{script}"],
+        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 @pytest.mark.parametrize(
     ("raised", "code", "what"),
     [
