@@ -7,7 +7,7 @@ PY := $(BIN)/python
 WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quality format unit lab-tests bed-tests conformance bench-deploy soak bench-cli schema clean
+.PHONY: help venv demo test quality format unit trainer-tests lab-tests bed-tests conformance bench-deploy soak bench-cli schema clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -41,14 +41,17 @@ format: venv  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-unit: venv  ## only the fast tests: no root, no lab
-	$(PY) -m pytest -n $(WORKERS) -m "not soak" tests/unit tests/trainer
+unit: venv  ## only the fast tests, one part at a time: no root, no lab, no torch
+	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" tests/unit
 
-lab-tests: venv  ## tests on the embedded lab
-	$(PY) -m pytest -n $(WORKERS) -m "not soak" tests/lab
+trainer-tests: venv  ## tests of the trainer, on the CPU
+	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" tests/trainer
+
+lab-tests: venv  ## whole commands on the embedded lab and on this machine itself (engine `local`): no root
+	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" tests/lab tests/local
 
 bed-tests: venv  ## tests on real LXC containers and a real sshd (root)
-	$(PY) -m pytest -n $(WORKERS) -m "not soak" tests/bed
+	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" tests/bed
 
 conformance: venv  ## the table of what the real pct was seen to do, against the stand-in (and a real node)
 	$(PY) -m tests.conformance

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "kit"))  # what several layers use
 
 # xdist tells its workers the terminal's width; output that programs read must not be folded to it.
 os.environ.pop("COLUMNS", None)

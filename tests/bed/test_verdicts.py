@@ -1,6 +1,6 @@
 """What `status` calls the bed's programs, in a real container over ssh and pct: each its state within two
 heartbeats, read in the JSON of the real command line. The same table without a bed, and longer:
-tests/unit/test_verdict_real.py."""
+tests/local/test_verdict_real.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_history.py. The history: many runs, damaged ones, and what was learnt."""
+"""Run with: pytest tests/local/test_history.py. The history: many runs, damaged ones, and what was learnt."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The agent's sources keep to their promise: old Python, standard library, relative imports.
 
-Run: python -m pytest tests/unit/test_agent_call_portable.py
+Run: python -m pytest tests/local/test_agent_call_portable.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A file of any size travels piece by piece: no process of a deploy grows with it.
 
-Run: python -m pytest tests/unit/test_deploy_large.py   (2 GiB: -m soak)
+Run: python -m pytest tests/local/test_deploy_large.py   (2 GiB: -m soak)
 """
 
 from __future__ import annotations

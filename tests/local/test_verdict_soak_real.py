@@ -1,4 +1,4 @@
-"""Run with: pytest -m soak tests/unit/test_verdict_soak_real.py (or make soak). Five minutes of real time:
+"""Run with: pytest -m soak tests/local/test_verdict_soak_real.py (or make soak). Five minutes of real time:
 runs that compile, save, evaluate, wait for data and slow down are looked at every two seconds; none may be
 called wedged, failed or lost. The trainer's own run files are what they write.
 """

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_verdict_real.py. The test bed's programs as real runs on this machine:
+"""Run with: pytest tests/local/test_verdict_real.py. The test bed's programs as real runs on this machine:
 each gets the right state within two heartbeats, and none a wrong one before.
 
 Programs that only write a log: once with their recipe's word for how long it may be silent, which is their

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_launch_attempt.py. A launch on the line with both sides, on this machine:
+"""Run with: pytest tests/local/test_launch_attempt.py. A launch on the line with both sides, on this machine:
 what it takes is taken, for every other one here."""
 
 from __future__ import annotations

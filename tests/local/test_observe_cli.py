@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_observe_cli.py. status, logs, runs and explain as a person types them."""
+"""Run with: pytest tests/local/test_observe_cli.py. status, logs, runs and explain as a person types them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_logs_search.py. `logs --grep`, `--errors`, `--since`, done over there."""
+"""Run with: pytest tests/local/test_logs_search.py. `logs --grep`, `--errors`, `--since`, done over there."""
 
 from __future__ import annotations
 

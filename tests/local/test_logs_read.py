@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_logs_read.py. Every byte once and in order, whatever happens."""
+"""Run with: pytest tests/local/test_logs_read.py. Every byte once and in order, whatever happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_pull.py. What a run left comes home whole, or not at all."""
+"""Run with: pytest tests/local/test_pull.py. What a run left comes home whole, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_notify.py. News are told once, through every channel; nothing else is."""
+"""Run with: pytest tests/local/test_notify.py. News are told once, through every channel; nothing else is."""
 
 from __future__ import annotations
 

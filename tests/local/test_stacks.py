@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_stacks.py. Where real processes stand, by py-spy and by faulthandler."""
+"""Run with: pytest tests/local/test_stacks.py. Where real processes stand, by py-spy and by faulthandler."""
 
 from __future__ import annotations
 
@@ -158,10 +158,13 @@ def test_the_trainer_registers(box: Any, until: Callable[..., Any]) -> None:
         "import os; from pathlib import Path; from trainer.runfiles import RunFiles\n"
         f"RunFiles(Path({box.state_dir!r}) / 'runs' / os.environ['DFLASH_RUN_ID']).listen()\n"
     )
-    answer = box.python(program + STUCK, cwd=str(Path(__file__).parents[2]))
+    whole = [sys.executable, "-c", program + STUCK]  # with the packages that the trainer needs
+    answer = box.launch(whole, cwd=str(Path(__file__).parents[2]))
     until(lambda: "up" in box.log(answer))
     (process,) = look(box).processes
-    assert process.how == "faulthandler" and len(process.threads) == 3
+    assert process.how == "faulthandler"
+    functions = [frame.function for each in process.threads for frame in each.frames]
+    assert functions.count("waits_for_ever") == 2 and "works" in functions
     assert len(box.family(answer)) == 1
 
 

@@ -1,6 +1,6 @@
 """The whole deploy on engine `local`: the real agent in a real process, only without ssh and container.
 
-Run: python -m pytest tests/unit/test_deploy_local.py
+Run: python -m pytest tests/local/test_deploy_local.py
 """
 
 from __future__ import annotations

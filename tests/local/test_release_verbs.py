@@ -1,6 +1,6 @@
 """rollback, releases, diff and lock, as a person types them; engine `local`.
 
-Run: python -m pytest tests/unit/test_release_verbs.py
+Run: python -m pytest tests/local/test_release_verbs.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_old_run.py. A run that an older dflashctl launched: `old_run/` holds the
+"""Run with: pytest tests/local/test_old_run.py. A run that an older dflashctl launched: `old_run/` holds the
 folder that it left, with its supervisor's own code. It stays as it is; a later one gets its own beside it."""
 
 from __future__ import annotations

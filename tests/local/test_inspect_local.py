@@ -1,5 +1,5 @@
-"""Run with: pytest tests/unit/test_inspect_local.py. The whole of `inspect` on engine `local`, with the torch
-that is installed here."""
+"""Run with: pytest tests/local/test_inspect_local.py. The whole of `inspect` on engine `local`, with the
+torch that is installed here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A recipe with one script and an absolute place for it: proven aside, renamed over.
 
-Run: python -m pytest tests/unit/test_deploy_script.py
+Run: python -m pytest tests/local/test_deploy_script.py
 """
 
 from __future__ import annotations
