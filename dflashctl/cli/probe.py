@@ -34,7 +34,7 @@ CaseOption = Annotated[
 DeadlineOption = Annotated[
     str | None,
     typer.Option(
-        "--deadline", help="For each program: 90s, 10m (default 120s; a file 10m).", show_default=False
+        "--deadline", help="For each program: 90s, 10m (default 5m; a file 10m).", show_default=False
     ),
 ]
 TagOption = Annotated[
@@ -45,7 +45,7 @@ EnvOption = Annotated[
     typer.Option("--env", "-e", help="NAME=VALUE for the programs; repeatable.", show_default=False),
 ]
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 FILE_DEADLINE_S = 600.0
 
 

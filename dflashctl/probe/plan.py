@@ -58,7 +58,8 @@ class Work:
     def recipe(self) -> ResolvedRecipe:
         """The run's recipe; it names the driver, and the plan says the rest."""
         command = ["python", "-u", f"{FILES}/{SENT_AS}/driver.py", f"{FILES}/plan.json"]
-        launch = Launch(command=command, log="{log_dir}/probe_{tag}.log", env=dict(self.env), grace_s=GRACE_S)
+        log = "{log_dir}/{tag}.log" if self.tag.startswith("probe") else "{log_dir}/probe_{tag}.log"
+        launch = Launch(command=command, log=log, env=dict(self.env), grace_s=GRACE_S)
         return resolve(Recipe(version=1, name="probe", launch=launch, observe=Observe()), self.tag)
 
     def files(self, run_dir: str) -> dict[str, str]:

@@ -33,7 +33,8 @@ def details(verdict: Verdict) -> list[str]:
     if verdict.said and verdict.answer != "needs":
         found.append(verdict.said)
     if verdict.agrees is False and verdict.expected is not None:
-        found.append(f"expected by: {verdict.expected.source}")
+        kinds = f" with {' or '.join(verdict.expected.failures)}" if verdict.expected.failures else ""
+        found.append(f"expected {verdict.expected.answer}{kinds}: {verdict.expected.source}")
     return [f"{verdict.case.name}: {words}" for words in found]
 
 

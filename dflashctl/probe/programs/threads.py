@@ -47,18 +47,18 @@ class Pair:
         for _ in range(steps):
             data = torch.randn(ROWS, WIDTH, device=self.device)
             torch.compiler.cudagraph_mark_step_begin()
-            output = self.step(self.compiled, data)
-            wanted = self.step(self.twin, data)
+            output = self.step(self.compiled, self.module, data)
+            wanted = self.step(self.twin, self.twin, data)
             torch.testing.assert_close(output, wanted, **CLOSE)
             for mine, theirs in zip(self.module.parameters(), self.twin.parameters(), strict=True):
                 torch.testing.assert_close(mine.grad, theirs.grad, **CLOSE)
 
     @staticmethod
-    def step(module: Any, data: torch.Tensor) -> torch.Tensor:
-        """The output [rows, width]; fresh gradients are left in the parameters."""
+    def step(forward: Any, module: nn.Module, data: torch.Tensor) -> torch.Tensor:
+        """The output [rows, width]; fresh gradients are left in the module's parameters."""
         for parameter in module.parameters():
             parameter.grad = None
-        output = module(data)
+        output = forward(data)
         output.square().mean().backward()
         return output.detach().clone()
 
@@ -125,7 +125,7 @@ def own_capture(make: Callable[[dict[str, Any]], Pair], how: dict[str, Any]) -> 
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
-            pair.step(pair.module, data)
+            pair.step(pair.module, pair.module, data)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     for parameter in pair.module.parameters():
@@ -136,7 +136,7 @@ def own_capture(make: Callable[[dict[str, Any]], Pair], how: dict[str, Any]) -> 
     for _ in range(STEPS):
         data.copy_(torch.randn(ROWS, WIDTH, device=pair.device))
         graph.replay()
-        wanted = pair.step(pair.twin, data)
+        wanted = pair.step(pair.twin, pair.twin, data)
         torch.testing.assert_close(output, wanted, **CLOSE)
         for mine, theirs in zip(pair.module.parameters(), pair.twin.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad, **CLOSE)
