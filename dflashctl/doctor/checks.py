@@ -52,6 +52,7 @@ CHECKS = (
     Check("ssh key", "connection", rules_contact.ssh_key, left_out=_no_ssh),
     Check("known_hosts", "connection", rules_contact.known_hosts, left_out=_no_ssh),
     Check("ssh", "connection", rules_contact.ssh, left_out=_no_ssh),
+    Check("host", "connection", rules_contact.host),
     Check("clock", "connection", rules_contact.clock, left_out=_no_ssh),
     Check("Proxmox", "container", rules_container.proxmox, ("box",), _no_container),
     Check("state", "container", rules_container.container, ("box",), _no_container),

@@ -65,6 +65,8 @@ class Facts:
     box_problem: str = ""
     inside: Mapping[str, Any] | None = None
     inside_problem: str = ""
+    inside_asked: bool = True
+    """Whether it was worth asking: not where the container is stopped, frozen or out of reach."""
     clocks: Mapping[str, Clock] = field(default_factory=dict)
     """"host" and "inside"."""
 

@@ -33,12 +33,7 @@ def gather(host: Host, say: Say, *, torch_s: float = TORCH_S) -> Facts:
     try:
         engine = open_engine(host)
     except DflashError as error:
-        return Facts(
-            host,
-            contact=Contact("no contact", error.what, error.next),
-            box_problem=NO_CONTACT,
-            inside_problem=NO_CONTACT,
-        )
+        return _lost(host, Contact("no contact", error.what, error.next))
     with engine:
         contact = None
         connection = getattr(engine, "connection", None)
@@ -48,8 +43,12 @@ def gather(host: Host, say: Say, *, torch_s: float = TORCH_S) -> Facts:
 
             contact = look(connection)
             if contact.trouble:
-                return Facts(host, contact, box_problem=NO_CONTACT, inside_problem=NO_CONTACT)
+                return _lost(host, contact)
         return _read(engine, contact, say, torch_s)
+
+
+def _lost(host: Host, contact: Contact) -> Facts:
+    return Facts(host, contact, box_problem=NO_CONTACT, inside_problem=NO_CONTACT, inside_asked=False)
 
 
 def _read(engine: Engine, contact: Contact | None, say: Say, torch_s: float) -> Facts:
@@ -67,7 +66,8 @@ def _read(engine: Engine, contact: Contact | None, say: Say, torch_s: float) -> 
     seen = Facts(host, contact, box, box_problem)
     python, why = runnable_python(seen)
     inside: Mapping[str, Any] | None = None
-    if not why:
+    asked = not why
+    if asked:
         say("looking inside")
         engine.host = host.model_copy(update={"python": python})
         request = {
@@ -78,7 +78,7 @@ def _read(engine: Engine, contact: Contact | None, say: Say, torch_s: float) -> 
             "program_timeout_s": PROGRAM_S,
         }
         inside, why = _ask(engine, "doctor_inside", request, "inside", torch_s + SLACK_S, clocks, say)
-    return Facts(host, contact, box, box_problem, inside, why, clocks)
+    return Facts(host, contact, box, box_problem, inside, why, asked, clocks)
 
 
 def runnable_python(seen: Facts) -> tuple[str, str]:

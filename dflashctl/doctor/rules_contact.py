@@ -5,6 +5,7 @@ from __future__ import annotations
 from dflashctl.doctor.facts import Contact, Facts
 from dflashctl.doctor.findings import Finding, failure, not_known, ok, warning
 from dflashctl.render.text import duration
+from dflashctl.runs.facts import text, whole
 
 SLOW_S = 0.3
 """A round trip; a command makes several."""
@@ -65,6 +66,17 @@ def ssh(facts: Facts) -> Finding:
         means = "each command takes several round trips, so all will feel slow"
         return warning(found, means, "a nearer jump host, or another network")
     return ok(found)
+
+
+def host(facts: Facts) -> Finding:
+    """Whether the machine that owns the GPUs answers at all: it needs a Python, and for pct root."""
+    if facts.box is None:
+        if facts.contact is not None and facts.contact.trouble:
+            return not_known(facts.box_problem)
+        means = "neither the container nor the GPUs can be looked at from there"
+        return failure(facts.box_problem, means, "see whether `python3` runs there for the ssh user")
+    user = "as root" if facts.box.get("uid") == 0 else f"as uid {whole(facts.box.get('uid'))}"
+    return ok(f"answers {user}, kernel {text(facts.box.get('kernel'))}")
 
 
 def clock(facts: Facts) -> Finding:

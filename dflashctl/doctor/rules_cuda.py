@@ -34,12 +34,14 @@ def python(facts: Facts) -> Finding:
     wanted = facts.host.python
     seen = facts.interpreter
     make = f"make it: python3 -m venv {wanted.removesuffix('/bin/python')}, or set `python:` in hosts.yaml"
-    if facts.inside is None and seen.get("exists") is not True:
+    if facts.inside is None:
         if seen.get("exists") is False:
             return failure(f"there is no {wanted}", "no run can start", make)
-        return not_known(facts.inside_problem)
-    if facts.inside is None:
-        return not_known(f"{wanted} is there; {facts.inside_problem}")
+        if facts.inside_asked:
+            mend = f"try it inside: {wanted} -c 1"
+            return failure(f"{wanted} does not answer: {facts.inside_problem}", "no run can start", mend)
+        there = f"{wanted} is there; " if seen.get("exists") is True else ""
+        return not_known(f"{there}{facts.inside_problem}")
     used = text(facts.inside.get("executable"))
     version = tuple(whole(each) or 0 for each in listed(facts.inside.get("version")))
     shown = ".".join(str(each) for each in version)

@@ -126,19 +126,27 @@ def _uncorrectable(section: dict[str, str]) -> int | None:
 
 
 def xid(facts: Facts) -> Finding:
-    """What the driver wrote into the kernel's log, and what it recommends."""
+    """What the driver wrote into the kernel's log, and what it asks for now.
+
+    A fault of the hardware is over when the GPU is still there and the driver says that it asks for nothing.
+    """
     log = mapping(mapping(facts.box).get("kernel_log"))
     hits = [match for line in listed(log.get("lines")) if (match := XID.search(text(line)))]
     asked = [gpu.name for gpu in facts.query.gpus if gpu.get("GPU Recovery Action") not in ("", "None")]
-    grave = sorted({int(hit["code"]) for hit in hits} & set(HARDWARE))
-    if grave or asked:
-        said = [f"Xid {code} ({HARDWARE[code]}) at {_where(hits, code)}" for code in grave]
+    sound = {_bus(gpu.bus) for gpu in facts.query.gpus if gpu.get("GPU Recovery Action") == "None"}
+    grave = [hit for hit in hits if int(hit["code"]) in HARDWARE]
+    if asked or any(_bus(hit["bus"]) not in sound for hit in grave):
+        said = [f"Xid {code} ({HARDWARE[code]}) at {_where(grave, code)}" for code in _codes(grave)]
         said += [f"the driver asks for a recovery of {', '.join(asked)}"] if asked else []
         return failure("; ".join(said), "that GPU has a fault; a run on it dies or hangs", RESET)
+    if grave:
+        said = [f"Xid {code} ({HARDWARE[code]}) at {_where(grave, code)}" for code in _codes(grave)]
+        means = "that GPU, its link or its memory had a fault; the driver asks for nothing now"
+        return warning("; ".join(said), means, "if it comes again: have the card looked at")
     if hits:
-        codes = sorted({int(hit["code"]) for hit in hits})
         said = [
-            f"Xid {code} ({PROGRAM.get(code, 'see NVIDIA’s list')}) at {_where(hits, code)}" for code in codes
+            f"Xid {code} ({PROGRAM.get(code, 'see NVIDIA’s list')}) at {_where(hits, code)}"
+            for code in _codes(hits)
         ]
         means = "mostly a program's fault; the same GPU again and again points to the card"
         return warning("; ".join(said), means, "dflashctl runs, to see which run died at that time")
@@ -146,6 +154,16 @@ def xid(facts: Facts) -> Finding:
         return not_known(f"the kernel's log could not be read ({text(log.get('problem'))})")
     since = " since the boot" if log.get("from") == "journalctl" else " in what the kernel's log still holds"
     return ok(f"none{since}")
+
+
+def _codes(hits: list[re.Match[str]]) -> list[int]:
+    return sorted({int(hit["code"]) for hit in hits})
+
+
+def _bus(address: str) -> str:
+    """0000:3b:00 of the log and 00000000:3B:00.0 of -q -> 0:3b:00."""
+    domain, _, rest = address.lower().partition(":")
+    return f"{domain.lstrip('0') or '0'}:{rest.partition('.')[0]}"
 
 
 def _where(hits: list[re.Match[str]], code: int) -> str:
@@ -189,6 +207,9 @@ def nvlink(facts: Facts) -> Finding:
     joined = {pair: kind for pair, kind in pairs.items() if kind.startswith("NV")}
     if not joined:
         return ok(f"none: GPUs are joined over PCIe ({', '.join(sorted(set(pairs.values())))})")
+    if len(joined) < len(pairs) / 2:
+        kinds = ", ".join(sorted(set(joined.values())))
+        return ok(f"{len(joined)} of {plural(len(pairs), 'pair')} joined by {kinds}, the others over PCIe")
     most = max(joined.values(), key=list(joined.values()).count)
     odd = [f"{one}-{other}: {kind}" for (one, other), kind in pairs.items() if kind != most]
     if odd:

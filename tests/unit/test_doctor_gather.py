@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -216,7 +217,7 @@ def test_a_lab_that_is_not_up_is_no_contact(
     monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(tmp_path / "lab"))
     assert command(tmp_path, monkeypatch, "hosts:\n  lab: {engine: lab}\n") == 4
     out, err = capsys.readouterr()
-    assert "failure    ssh" in out and "the lab is not up" in err and "next: dflashctl lab up" in err
+    assert re.search(r"failure +ssh ", out) and "the lab is not up" in err and "next: dflashctl lab up" in err
 
 
 class Terminal(io.StringIO):
@@ -248,5 +249,5 @@ def test_this_machine_by_engine_local(
     assert code == 4 and "packages" in err
     assert "left out (engine local is this machine: no ssh, and the same clock): ssh key, known_hosts" in out
     assert "left out (hosts.yaml expects no GPU): driver" in out
-    assert "failure  packages" in out and "mend:" in out
+    assert re.search(r"failure +packages", out) and "mend:" in out
     assert str(bare) in out

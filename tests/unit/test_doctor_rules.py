@@ -37,6 +37,7 @@ OUTSIDE = f"{INIT}/place"
 SAID = "inside/torch/said"
 LOG = "box/kernel_log/lines"
 XID79 = "Nov 30 07:12:01 pve kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus."
+OLD_DRIVER = reading(query()["stdout"].replace("GPU Recovery Action ", "GPU Something Else  "))
 XID31 = "[  12.5] NVRM: Xid (PCI:0000:1b:00): 31, pid=812, name=python, Ch 00000008, intr 00000000. MMU Fault"
 V1_RULES = CONFIG.replace("cgroup2", "cgroup")
 NO_UVM_RULE = CONFIG.replace("lxc.cgroup2.devices.allow: c 508:* rwm\n", "")
@@ -48,6 +49,11 @@ def cut(pairs: list[tuple[int, int]]) -> list[list[bool]]:
     return [
         [(one, other) not in pairs and (other, one) not in pairs for other in range(8)] for one in range(8)
     ]
+
+
+def bridged() -> dict[str, Any]:
+    """Two of eight cards on a bridge."""
+    return reading(topology(c01="NV4")["stdout"].replace("NV18", "SYS"))
 
 
 def versions(**change: Any) -> dict[str, Any]:
@@ -107,6 +113,14 @@ TABLE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
         {"clocks": {"host": Clock(90.0, 80.0, 100.0)}},
     ),  # a slow answer is no offset
     ("clock", "not known", {}, "no clock", {"clocks": {}}),
+    ("host", "failure", {}, "python3", {"box": None, "box_problem": "cannot run python3 there"}),
+    (
+        "host",
+        "not known",
+        {},
+        "lost",
+        {"box": None, "box_problem": "lost", "contact": {"trouble": "no contact"}},
+    ),
     # --- container
     (
         "Proxmox",
@@ -305,7 +319,16 @@ TABLE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
     ),
     ("ECC", "warning", {"box/smi": query(aggregate="5")}, "GPU 3: 5 uncorrectable errors in its life", {}),
     ("ECC", "warning", {"box/smi": query(ecc="Disabled")}, "nvidia-smi -e 1", {}),
-    ("Xid", "failure", {LOG: [XID79]}, "Xid 79 (GPU has fallen off the bus) at 0000:3b:00 (1x)", {}),
+    (
+        "Xid",
+        "failure",
+        {LOG: [XID79.replace("3b", "ff")]},
+        "Xid 79 (GPU has fallen off the bus) at 0000:ff",
+        {},
+    ),
+    ("Xid", "failure", {LOG: [XID79], "box/smi": query(recovery="Reset")}, "Xid 79", {}),
+    ("Xid", "warning", {LOG: [XID79]}, "0000:3b:00 (1x)", {}),
+    ("Xid", "failure", {LOG: [XID79], "box/smi": OLD_DRIVER}, "dies or hangs", {}),
     ("Xid", "warning", {LOG: [XID31, XID31]}, "Xid 31 (memory page fault) at 0000:1b:00 (2x)", {}),
     ("Xid", "failure", {LOG: [XID31], "box/smi": query(recovery="Reset")}, "recovery of GPU 3", {}),
     ("Xid", "ok", {"box/kernel_log/from": "dmesg", LOG: ["NVRM: loading 580"]}, "still holds", {}),
@@ -322,6 +345,7 @@ TABLE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
         "over PCIe (PHB)",
         {},
     ),
+    ("NVLink", "ok", {"box/topo": bridged()}, "1 of 28 pairs joined by NV4, the others over PCIe", {}),
     ("NVLink", "ok", {"box/smi": query(1)}, "alone", {}),
     ("NVLink", "not known", {"box/topo": MISSING}, "no matrix", {}),
     ("P2P", "warning", {f"{SAID}/cuda/peers": cut([(0, 5), (3, 4)])}, "between 0-5, 3-4 (2 of 28 pairs)", {}),
@@ -386,6 +410,7 @@ TABLE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
     # --- software
     ("Python", "failure", {"inside/version": [3, 9, 2]}, "3.11 or newer", {}),
     ("Python", "failure", {f"{INIT}/python/exists": False}, "python3 -m venv /root/venv", {}),
+    ("Python", "failure", {}, "does not answer: boom", {"inside": None, "inside_problem": "boom"}),
     ("Python", "ok", {"inside/base_prefix": "/root/venv"}, "the system’s own", {}),
     ("packages", "failure", versions(torch=None), "not installed: torch", {}),
     ("packages", "failure", versions(torch="2.9.1"), "at least torch 2.11", {}),
@@ -507,7 +532,15 @@ def test_without_contact_everything_else_waits_for_it() -> None:
     reason = "there is no connection: see above"
     lost = {"trouble": "no contact", "what": "nothing listens", "next": "start it"}
     report = judge(
-        facts(contact=lost, box=None, inside=None, box_problem=reason, inside_problem=reason, clocks={})
+        facts(
+            contact=lost,
+            box=None,
+            inside=None,
+            box_problem=reason,
+            inside_problem=reason,
+            inside_asked=False,
+            clocks={},
+        )
     )
     assert [each.name for each in report.of("failure")] == ["ssh"]
     assert {each.status for each in report.lines[3:]} == {"not known"}
@@ -515,7 +548,7 @@ def test_without_contact_everything_else_waits_for_it() -> None:
 
 
 def test_a_frozen_container_is_described_from_its_host() -> None:
-    how = {"inside": None, "inside_problem": "container 200 is frozen"}
+    how = {"inside": None, "inside_problem": "container 200 is frozen", "inside_asked": False}
     report = judge(
         facts({f"{INIT}/freezer": "frozen 1\n", f"{OUTSIDE}/shm": folder("/dev/shm", size=GIB // 32)}, **how)
     )
@@ -545,7 +578,7 @@ def test_a_folder_of_a_foreign_owner_is_told_from_outside_too() -> None:
 
 def test_a_stopped_container_says_why_the_rest_is_not_known() -> None:
     status = {"box/container/status": reading("status: stopped\n"), INIT: None}
-    report = judge(facts(status, inside=None, inside_problem="container 200 is stopped"))
+    report = judge(facts(status, inside=None, inside_problem="container 200 is stopped", inside_asked=False))
     assert [each.name for each in report.of("failure")] == ["state"]
     waits = {each.name for each in report.of("not known")}
     assert {"freezer", "users", "device nodes", "disk", "torch"} <= waits
