@@ -21,7 +21,7 @@ from trainer.checkpoint_writer import Writer
 from trainer.config import TrainConfig
 from trainer.console import Console, Standing, duration
 from trainer.data.dataset import Dataset
-from trainer.errors import DataError, TrainerError
+from trainer.errors import DataError, Stopped, TrainerError
 from trainer.evaluate import Evaluator
 from trainer.held_out import HeldOut, Matched, leak
 from trainer.loss import Sums
@@ -203,14 +203,10 @@ class Trainer:
         )
         self.say(f"training for {left}: {config.batch_rows} rows a step, {self.width} anchors a row")
         section = config.evaluate
-        looks, matches = (
-            Every(section.every_steps, section.every_s),
-            Every(section.prefix_every_steps, section.prefix_every_s),
-        )
-        saves, reports = (
-            Every(config.checkpoint.every_steps, config.checkpoint.every_s),
-            Every(None, config.report_every_s),
-        )
+        looks = Every(section.every_steps, section.every_s)
+        matches = Every(section.prefix_every_steps, section.prefix_every_s)
+        saves = Every(config.checkpoint.every_steps, config.checkpoint.every_s)
+        reports = Every(None, config.report_every_s)
         since, save_wanted = Tally(), False
         while self.clock.progress(progress.step) < 1.0:
             share = self.clock.progress(progress.step)
@@ -222,7 +218,11 @@ class Trainer:
             share = self.clock.progress(progress.step)
             self.files.total_steps = self._expected_steps()
             self.files.queues = self.work.depths() if self.work else {}
-            self.files.stepped(progress.step)
+            try:
+                self.files.stepped(progress.step)
+            except Stopped:  # this step is in the checkpoint that will be saved, so also in the figures
+                self._report(since, norm, factor)
+                raise
             if progress.step - self.first_step == ESTIMATE_AFTER:
                 self._estimate()
             if reports.due(progress.step) or share >= 1.0:

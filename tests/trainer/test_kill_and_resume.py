@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killed_runs import finish, kill, losses, start, step_of, wait_for
+from killed_runs import finish, kill, losses, small_library, start, step_of, wait_for
 from tiny_models import save_target
 
 from trainer import checkpoint
+from trainer.runfiles import RunFiles
 
 STEPS = 24
 LAST = f"step-{STEPS:07d}"
@@ -50,7 +51,9 @@ def section(target: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_target(tmp_path_factory.mktemp("target") / "target")
+    folder = tmp_path_factory.mktemp("target")
+    small_library(folder / "library")
+    return save_target(folder / "target")
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +126,49 @@ def test_killed_three_times_and_resumed_it_is_the_same_run(
     text = carry_on(target, folder)
     assert "going on from" in text
     assert_same_run(folder, unharmed)
+
+
+def test_sigterm_saves_and_the_run_goes_on_from_there(target: Path, unharmed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    never = {"every_steps": None, "every_s": None}
+    process = start(section(target, checkpoint=never), folder)
+    assert wait_for(process, lambda: step_of(folder) >= 3)
+    process.terminate()
+    code, text = finish(process, folder)
+    assert code == 143 and "stopped by SIGTERM" in text
+    (saved,) = checkpoint.listed(folder / "checkpoints")
+    assert checkpoint.read_facts(saved)["schedule"]["step"] == step_of(folder) < STEPS
+    carry_on(target, folder)
+    assert losses(folder) == losses(unharmed) and digest(folder) == digest(unharmed)
+    assert not (folder / "root_cause.json").exists()
+
+
+def test_nothing_is_saved_because_another_process_failed(target: Path, tmp_path: Path) -> None:
+    """A launcher ends the others with SIGTERM when one has failed; that is no wish to save."""
+    folder = tmp_path / "run"
+    made = section(target, checkpoint={"every_steps": None, "every_s": None}, budget={"steps": 1_000_000})
+    process = start(made, folder)
+    assert wait_for(process, lambda: step_of(folder) >= 2)
+    RunFiles(folder).fail(RuntimeError("rank 1: out of memory"))
+    process.terminate()
+    code, text = finish(process, folder)
+    assert code == 143
+    assert "nothing is saved: another process of this run has failed (RuntimeError: rank 1" in text
+    assert checkpoint.listed(folder / "checkpoints") == []
+    assert not list((folder / "checkpoints").iterdir())
+
+
+def test_a_disk_that_is_full_from_the_start_ends_with_one_message(target: Path, tmp_path: Path) -> None:
+    """Files may grow to 20 kB; the weights alone are larger. Metrics and training are not harmed."""
+    folder = tmp_path / "run"
+    code, text = finish(start(section(target), folder, file_bytes=20_000), folder)
+    assert code == 1 and "Traceback" not in text
+    assert "WARNING: the checkpoint of step 2 could not be written: File too large" in text
+    assert f"error: {folder / 'checkpoints'}: the checkpoint of step {STEPS} could not be written" in text
+    assert "next: make room there" in text
+    assert sorted(losses(folder)) == list(range(1, STEPS + 1))
+    assert list((folder / "checkpoints").iterdir()) == []
+    assert RunFiles(folder).failed_peer() is None
 
 
 @pytest.mark.soak

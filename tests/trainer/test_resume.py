@@ -1,0 +1,289 @@
+"""Going on from a checkpoint: which one is taken, what is refused, and at another number of processes.
+
+Run: python -m pytest tests/trainer/test_resume.py
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killed_runs import small_library
+from test_kill_and_resume import STEPS, section
+from tiny_models import save_target
+
+from trainer import checkpoint
+from trainer import config as configs
+from trainer.data.prompts import row_order
+from trainer.errors import ConfigError, TrainerError
+from trainer.identity import differences
+from trainer.loop import Trainer
+from trainer.runfiles import RunFiles
+from trainer.topology.work import accumulate, shares
+from trainer.train import run
+
+
+def train(made: dict[str, Any], folder: Path, resume: Path | None = None, allow: bool = False) -> list[str]:
+    said: list[str] = []
+    run(configs.load(made), RunFiles(folder), said.append, None, resume, allow)
+    return said
+
+
+def losses(folder: Path) -> dict[int, float]:
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {entry["step"]: entry["loss"] for entry in entries if "loss" in entry}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("target") / "target")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = small_library(tmp_path_factory.mktemp("text") / "library")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainer.data.stdlib.root", lambda: folder)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has checkpoints of steps 20, 22, 24, and that nobody may change."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train(section(target), folder)
+    return folder
+
+
+@pytest.fixture
+def old(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(finished, tmp_path / "run", symlinks=True))
+
+
+def at(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / checkpoint.folder_name(step)
+
+
+def harm(folder: Path) -> None:
+    path = folder / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_what_a_checkpoint_says_of_itself(finished: Path, target: Path) -> None:
+    facts = checkpoint.read_facts(at(finished, STEPS))
+    assert facts["schedule"]["step"] == STEPS and facts["schedule"]["elapsed_s"] > 0
+    assert facts["position"] == {"rows": 96, "epoch": 9, "row_of_epoch": 6}  # 4 rows a step, of 10
+    assert facts["train"] == configs_as_json(section(target))
+    assert len(facts["code"]["sha256"]) == len(facts["target"]["sha256"]) == 64
+    assert facts["data"]["rows"] == 10 and len(facts["data"]["rows_sha256"]) == 64
+
+
+def configs_as_json(made: dict[str, Any]) -> Any:
+    import dataclasses
+
+    return json.loads(json.dumps(dataclasses.asdict(configs.load(made))))
+
+
+def test_a_damaged_newest_is_passed_over_loudly_and_put_aside(
+    old: Path, finished: Path, target: Path
+) -> None:
+    harm(at(old, STEPS))
+    said = "\n".join(train(section(target), old, old))
+    assert "WARNING: a checkpoint is damaged and passed over" in said and "state.safetensors has" in said
+    assert f"going on from {at(old, STEPS - 2)}" in said
+    assert losses(old) == losses(finished)
+    assert (old / "checkpoints" / f"damaged-{checkpoint.folder_name(STEPS)}").is_dir()
+    checkpoint.verify(at(old, STEPS))  # written anew
+    mine, theirs = (at(folder, STEPS) / "model.safetensors" for folder in (old, finished))
+    assert mine.read_bytes() == theirs.read_bytes()
+
+
+def test_when_all_are_damaged_it_is_refused(old: Path, target: Path) -> None:
+    for folder in checkpoint.listed(old / "checkpoints"):
+        harm(folder)
+    with pytest.raises(ConfigError, match="all of its 3 checkpoints are damaged"):
+        train(section(target), old, old)
+
+
+def test_a_damaged_one_that_is_named_is_refused_and_a_sound_one_is_named(old: Path, target: Path) -> None:
+    harm(at(old, STEPS))
+    harm(at(old, STEPS - 2))
+    with pytest.raises(ConfigError, match=r"bytes, .* were written\n.*resume from .*step-0000020"):
+        train(section(target), old, at(old, STEPS))
+
+
+def test_no_older_one_is_gone_on_from_where_a_newer_one_stands(
+    old: Path, target: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="step-0000024 is newer than step-0000020, and sound"):
+        train(section(target), old, at(old, STEPS - 4))
+    elsewhere = tmp_path / "other"
+    train(section(target), elsewhere, at(old, STEPS - 4))
+    assert sorted(losses(elsewhere)) == [21, 22, 23, 24]
+    assert [path.name for path in checkpoint.listed(elsewhere / "checkpoints")] == [
+        "step-0000024",
+        "step-0000022",
+    ]
+
+
+def test_a_folder_with_checkpoints_is_not_trained_over(old: Path, target: Path) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoints of an earlier run\n.*--resume"):
+        train(section(target), old)
+    with pytest.raises(ConfigError, match="no checkpoint there"):
+        train(section(target), old.parent / "new", old.parent / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        ({"optimizer": {"lr": 0.02}}, r"train\.optimizer\.lr: 0\.01 there, 0\.02 here"),
+        ({"seed": 7}, r"train\.seed: 0 there, 7 here"),
+        ({"budget": {"steps": 40}}, r"train\.budget\.steps: 24 there, 40 here"),
+        ({"token_budget": 48}, r"train\.token_budget: 96 there, 48 here"),
+    ],
+)
+def test_another_recipe_is_refused_with_what_differs(
+    old: Path, target: Path, changes: dict[str, Any], differs: str
+) -> None:
+    with pytest.raises(ConfigError, match=differs) as caught:
+        train(section(target, **changes), old, old)
+    assert "another recipe or data" in caught.value.what and "--allow-changes" in caught.value.next
+
+
+def test_where_and_how_it_runs_may_differ(old: Path, finished: Path, target: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(target, tmp_path / "moved")
+    changes = {"report_every_s": 1e6, "checkpoint": {"keep": 1}, "micro_rows": 4}
+    said = train(section(moved, **changes), tmp_path / "new", at(old, STEPS - 2))
+    assert not [line for line in said if "WARNING" in line]
+
+
+def test_another_target_or_other_rows_are_refused_with_what_differs(
+    old: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = shutil.copytree(target, tmp_path / "other")
+    weights = other / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"target\.sha256: '[0-9a-f]{64}' there, '[0-9a-f]{64}' here"):
+        train(section(other), tmp_path / "new", at(old, STEPS))
+    monkeypatch.setattr("trainer.data.prompts.identity", lambda held_out: {"files": 3})
+    with pytest.raises(ConfigError, match=r"data\.files: \d+ there, 3 here"):
+        train(section(target), tmp_path / "newer", at(old, STEPS))
+
+
+def test_changes_may_be_allowed_and_are_said(old: Path, target: Path, tmp_path: Path) -> None:
+    longer = section(target, budget={"steps": STEPS + 4})
+    said = train(longer, tmp_path / "new", at(old, STEPS), allow=True)
+    assert "WARNING: other than in the checkpoint: train.budget.steps: 24 there, 28 here" in said
+    assert sorted(losses(tmp_path / "new")) == list(range(STEPS + 1, STEPS + 5))
+
+
+def test_other_code_is_said_and_allowed(old: Path, target: Path, tmp_path: Path) -> None:
+    facts = json.loads((at(old, STEPS) / "trainer.json").read_text())
+    from trainer import resume
+
+    said: list[str] = []
+    other = {**facts["code"], "torch": "2.0.0"}
+    resume.check_same(at(old, STEPS), facts, {"code": other}, False, said.append)
+    (line,) = said
+    assert line.startswith("WARNING: other code than the checkpoint's: torch: ")
+
+
+def test_rows_that_time_cut_short_are_made_as_many_again(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock let the first life make 6 of 12 rows; the second makes 6, though it has all the time."""
+    data = {"rows": 12, "row_tokens": 24, "prompt_tokens": 8, "batch": 6, "budget_s": 1e-1}
+    made = section(target, data=data, budget={"steps": 4})
+    ticks: Iterator[float] = iter(range(10_000))
+    with monkeypatch.context() as slow:
+        slow.setattr("trainer.data.dataset.time.monotonic", lambda: float(next(ticks)))
+        train(made, tmp_path / "run")
+    facts = checkpoint.read_facts(at(tmp_path / "run", 4))
+    assert facts["data"]["rows"] == 6
+    train(made, tmp_path / "new", at(tmp_path / "run", 2))
+    assert losses(tmp_path / "new") == {step: losses(tmp_path / "run")[step] for step in (3, 4)}
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_at_another_world_size_it_is_the_same_training(
+    finished: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """The batch of every step after the 20th is divided over workers, whose gradients are added up."""
+    made = section(target)
+    seen: list[list[int]] = []
+
+    def divided(self: Trainer, number: int, factor: float) -> Any:
+        total = None
+        index = self.order(number, self.config.batch_rows)
+        for rows in shares(self.config.batch_rows, workers):
+            batch, _ = self.data.batch(index[rows], self.parts.target)
+            sums = accumulate(self.step, self.config, batch, number, rows)
+            total = sums if total is None else total + sums
+            seen.append(index[rows].tolist())
+        assert total is not None
+        return total, self.optimizer.step(factor, total.weight), None
+
+    monkeypatch.setattr(Trainer, "one_step", divided)
+    train(made, tmp_path / "new", at(finished, STEPS - 4))
+    whole = losses(finished)
+    for step, loss in losses(tmp_path / "new").items():
+        assert loss == pytest.approx(whole[step], rel=2e-4), step
+    assert sorted(losses(tmp_path / "new")) == [21, 22, 23, 24]
+    assert len(seen) == 4 * workers
+    assert [row for rows in seen for row in rows] == [
+        row for number in range(20, 24) for row in row_order(10, 0)(number, 4).tolist()
+    ]
+
+
+def test_differences_are_named_by_key() -> None:
+    there = {"a": {"b": 1, "list": [1, 2]}, "same": "x", "free": {"c": 1}}
+    here = {"a": {"b": 2, "list": [1]}, "same": "x", "free": {"c": 2}, "new": True}
+    assert differences(there, here, ("free",)) == [
+        "a.b: 1 there, 2 here",
+        "a.list[1]: 2 there, 'nothing' here",
+        "new: 'nothing' there, True here",
+    ]
+
+
+def test_a_final_checkpoint_that_cannot_be_written_fails_the_run(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = section(target, budget={"steps": 3}, checkpoint={"every_s": None})
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("trainer.tensorfile.before_piece", full)
+    with pytest.raises(TrainerError, match="checkpoint of step 3 could not be written: No space left"):
+        train(made, tmp_path / "run")
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert "the checkpoint of step 3 could not be written" in events
+
+
+def test_a_full_disk_in_the_middle_is_survived_and_said(
+    finished: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the write of step 4 to that of step 8 there is no space; training does not care."""
+    calls: list[str] = []
+    real: Callable[..., Path] = checkpoint.write
+
+    def write(root: Path, snapshot: checkpoint.Snapshot) -> Path:
+        if 4 <= snapshot.step <= 8:
+            calls.append(f"step {snapshot.step}")
+            raise OSError(28, "No space left on device")
+        return real(root, snapshot)
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    said = "\n".join(train(section(target), tmp_path / "run"))
+    assert calls
+    for step in calls:
+        assert f"WARNING: the checkpoint of {step} could not be written: No space left on device" in said
+    assert losses(tmp_path / "run") == losses(finished)
+    checkpoint.verify(at(tmp_path / "run", STEPS))
