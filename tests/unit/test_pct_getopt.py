@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -22,27 +23,46 @@ COMMANDS = {
 
 PERL = r"""
 use Getopt::Long; Getopt::Long::Configure('prefix_pattern=(--|-)');
-local $/; my @words = split /\0/, <STDIN>, -1; pop @words;
+$| = 1;
+while (my $line = <STDIN>) {
+chomp $line; my @words = split /\0/, pack('H*', $line), -1; pop @words;
 my @spec; while (@words && $words[0] ne '::') { push @spec, shift @words } shift @words;
 my ($warned, $got) = ('', {}); local $SIG{__WARN__} = sub { $warned .= $_[0] };
 my $ok = Getopt::Long::GetOptionsFromArray(\@words, $got, @spec);
-print $ok ? 1 : 0, "\0", length $warned, "\0$warned";
-for my $name (sort keys %$got) { print "$name=$_\0" for ref $got->{$name} ? @{$got->{$name}} : $got->{$name} }
-print "::\0"; print "$_\0" for @words;
+my $told = ($ok ? 1 : 0) . "\0" . length($warned) . "\0$warned";
+for my $name (sort keys %$got) {
+    $told .= "$name=$_\0" for ref $got->{$name} ? @{$got->{$name}} : $got->{$name};
+}
+$told .= "::\0"; $told .= "$_\0" for @words;
+print unpack('H*', $told), "\n";
+}
 """
 
 
+@pytest.fixture(scope="module")
+def perls() -> Iterator[dict[bool, subprocess.Popen[str]]]:
+    """One perl for each setting of POSIXLY_CORRECT: it answers a line (hex) with a line."""
+    started = {}
+    for posix in (False, True):
+        env = {"PATH": "/usr/bin:/bin", **({"POSIXLY_CORRECT": "1"} if posix else {})}
+        started[posix] = subprocess.Popen(
+            ["perl", "-e", PERL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
+        )
+    yield started
+    for perl in started.values():
+        perl.communicate(timeout=30)
+
+
 def perl_parses(
-    options: dict[str, Option], args: list[bytes], posix: bool
+    perl: subprocess.Popen[str], options: dict[str, Option], args: list[bytes]
 ) -> tuple[bool, bytes, bytes, list[bytes]]:
     """(accepted, warnings, values as name=value NUL, rest) as Getopt::Long has it."""
     spec = [f"{name}{':' if o.optional else '='}s{'@' if o.many else ''}" for name, o in options.items()]
     words = [word.encode() for word in spec] + [b"::", *args]
-    env = {"PATH": "/usr/bin:/bin", **({"POSIXLY_CORRECT": "1"} if posix else {})}
-    given = b"".join(word + b"\0" for word in words)
-    out = subprocess.run(
-        ["perl", "-e", PERL], input=given, capture_output=True, env=env, check=True, timeout=30
-    ).stdout
+    assert perl.stdin is not None and perl.stdout is not None
+    perl.stdin.write(b"".join(word + b"\0" for word in words).hex() + "\n")
+    perl.stdin.flush()
+    out = bytes.fromhex(perl.stdout.readline())
     ok, length, rest = out.split(b"\0", 2)
     values, _, left = rest[int(length) :].partition(b"::\0")
     return ok == b"1", rest[: int(length)], values, left.split(b"\0")[:-1]
@@ -77,10 +97,12 @@ WORDS = st.one_of(
 
 @pytest.mark.skipif(shutil.which("perl") is None, reason="compares with Perl's Getopt::Long; no perl here")
 @settings(max_examples=400, deadline=None, derandomize=True)
-@given(st.sampled_from(sorted(COMMANDS)), st.lists(WORDS, max_size=6), st.booleans())
-def test_any_command_line_is_parsed_as_perl_parses_it(command: str, args: list[bytes], posix: bool) -> None:
+@given(command=st.sampled_from(sorted(COMMANDS)), args=st.lists(WORDS, max_size=6), posix=st.booleans())
+def test_any_command_line_is_parsed_as_perl_parses_it(
+    perls: dict[bool, subprocess.Popen[str]], command: str, args: list[bytes], posix: bool
+) -> None:
     options = COMMANDS[command]
-    assert we_parse(options, args, posix) == perl_parses(options, args, posix)
+    assert we_parse(options, args, posix) == perl_parses(perls[posix], options, args)
 
 
 @pytest.mark.parametrize(
