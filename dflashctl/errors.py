@@ -55,7 +55,7 @@ class Unreachable(DflashError):
 
 
 class VerificationFailed(DflashError):
-    """A deploy did not prove itself; nothing was switched."""
+    """A deploy did not prove itself, and nothing was switched; or a check of `doctor` failed."""
 
     exit_code = ExitCode.VERIFICATION
 

@@ -152,7 +152,10 @@ def test_the_journal_comes_before_the_kernels_buffer() -> None:
     assert neither == {"lines": [], "from": None, "problem": "dmesg: Operation not permitted"}
 
 
-def test_this_machine_answers_as_a_host_without_a_container(tmp_path: Path) -> None:
+def test_this_machine_answers_as_a_host_without_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # it adds to it, being a process of its own elsewhere
     events: list[dict[str, Any]] = []
     request = {
         "container": None,

@@ -114,6 +114,14 @@ def test_without_a_container_this_machines_python_counts() -> None:
     assert runnable_python(bare) == ("/usr/bin/python3", "")
 
 
+def bare_python(folder: Path) -> Path:
+    """This Python without any package: no test waits for torch."""
+    bare = folder / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    return bare
+
+
 # --- over a real ssh connection
 
 
@@ -124,7 +132,9 @@ def server(tmp_path: Path) -> Iterator[SshBox]:
     made.close()
 
 
-def test_an_ssh_machine_takes_two_commands(server: SshBox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ssh_machine_takes_two_commands(
+    server: SshBox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     commands: list[str] = []
     real = SshConnection.run
 
@@ -132,7 +142,7 @@ def test_an_ssh_machine_takes_two_commands(server: SshBox, monkeypatch: pytest.M
         commands.append(argv[0])
         return real(self, argv, **how)
 
-    host = server.host("ssh", python=sys.executable, container=None)
+    host = server.host("ssh", python=str(bare_python(tmp_path)), container=None)
     monkeypatch.setattr(SshConnection, "run", counted)
     monkeypatch.setattr(gathering, "open_engine", lambda host: SshEngine(host, server.target))
     found = gather(host, lambda what: None)
@@ -240,9 +250,7 @@ def test_this_machine_by_engine_local(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No GPU is expected, and torch of a Python without packages fails."""
-    bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    bare.chmod(0o755)
+    bare = bare_python(tmp_path)
     hosts = f"hosts:\n  here: {{engine: local, python: {bare}, workdir: {tmp_path}, gpus: {{expect: 0}}}}\n"
     code = command(tmp_path, monkeypatch, hosts, "-H", "here")
     out, err = capsys.readouterr()
