@@ -190,7 +190,7 @@ def _start(
 
 def _wait(engine: Engine, plan: LaunchPlan, document: dict[str, Any], wishes: Wishes) -> Outcome:
     from dflashctl.cli.eachhost import Outcome
-    from dflashctl.cli.launchtext import show_end
+    from dflashctl.cli.launchtext import end_document, show_end
     from dflashctl.runs import launching
 
     try:
@@ -199,7 +199,7 @@ def _wait(engine: Engine, plan: LaunchPlan, document: dict[str, Any], wishes: Wi
         tag = plan.record["tag"]
         _warn(f"the run goes on: dflashctl status {tag} · dflashctl kill {tag}")
         raise
-    return Outcome({**document, "exit": end.exit}, show_end(plan, end, quiet=wishes.json))
+    return Outcome({**document, **end_document(end)}, show_end(plan, end, quiet=wishes.json))
 
 
 def _say_waiting(holder: str) -> None:

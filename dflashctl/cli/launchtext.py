@@ -10,7 +10,7 @@ from dflashctl.cli.eachhost import Outcome
 from dflashctl.errors import RunBad
 from dflashctl.render.table import say
 from dflashctl.render.text import duration
-from dflashctl.runs.ending import end_words, failed
+from dflashctl.runs.ending import end_words, ended_as, failed
 from dflashctl.runs.launch import LaunchPlan
 from dflashctl.runs.launching import End
 
@@ -42,10 +42,11 @@ def show_answer(plan: LaunchPlan, answer: dict[str, Any], *, seconds: float, qui
     document = {
         **summary(plan),
         "outcome": answer["outcome"],
+        "why": answer["why"],
         "pid": pid,
         "log": answer["log"],
         "rotated": answer["rotated"],
-        "exit": answer["exit"],
+        "exit": None,
         "seconds": round(seconds, 3),
     }
     if answer["outcome"] == "failed":
@@ -64,10 +65,15 @@ def show_answer(plan: LaunchPlan, answer: dict[str, Any], *, seconds: float, qui
         say(f"launched in {duration(seconds)}")
     if answer["exit"] is not None:
         end = End(answer["exit"], None, answer["log_tail"])
-        return Outcome(document, show_end(plan, end, quiet=quiet))
+        return Outcome({**document, **end_document(end)}, show_end(plan, end, quiet=quiet))
     if not quiet:
         say(f"next: dflashctl status {tag} · dflashctl logs {tag} -f")
     return Outcome(document)
+
+
+def end_document(end: End) -> dict[str, Any]:
+    """How it ended, for the launch's document: it says `started` of a run that lives, and of no other."""
+    return {"outcome": ended_as(end.exit), "why": end.problem or end_words(end.exit or {}), "exit": end.exit}
 
 
 def show_end(plan: LaunchPlan, end: End, *, quiet: bool) -> RunBad | None:

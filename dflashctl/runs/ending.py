@@ -14,6 +14,16 @@ def failed(ended: Mapping[str, Any] | None) -> bool:
     return not (ended is not None and ended.get("cause") == "exited" and ended.get("code") == 0)
 
 
+def ended_as(ended: Mapping[str, Any] | None) -> str:
+    """The state of a run that is over, in the words of `status`: `finished`, `killed`, `failed`, or `lost`
+    where nobody recorded its end."""
+    if ended is None:
+        return "lost"
+    if ended.get("cause") == "killed":
+        return "killed"
+    return "failed" if failed(ended) else "finished"
+
+
 def end_words(ended: Mapping[str, Any]) -> str:
     """`failed after 3.1 s: exit code 1`, `was killed by ada@laptop (too slow) after 2m03s`."""
     wall_s = ended.get("wall_s")

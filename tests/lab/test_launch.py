@@ -65,9 +65,12 @@ def test_waiting_gives_the_end(project: Project) -> None:
 
 
 def test_a_program_that_dies_at_once_is_shown_with_its_log(project: Project) -> None:
-    done = project.run("launch", "--tag", "dies", code=None)
+    done = project.run("launch", "--tag", "dies", "--wait", "--json", code=None)
     assert done.returncode == 7
     assert "ModuleNotFoundError: No module named 'nothing_of_that_name'" in done.stderr
+    document = json.loads(done.stdout)
+    assert document["outcome"] == "failed" and document["why"].startswith("failed: exit code 1 after")
+    assert document["exit"]["code"] == 1
 
 
 def test_a_dry_run_starts_nothing(project: Project) -> None:

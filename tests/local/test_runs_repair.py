@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_runs_repair.py. Damaged files of ended runs: what is proven is rebuilt,
+"""Run with: pytest tests/local/test_runs_repair.py. Damaged files of ended runs: what is proven is rebuilt,
 the damaged bytes are kept, and nothing else is touched.
 """
 
