@@ -148,23 +148,36 @@ class Encoder:
         ids, offsets = encoding.ids, encoding.offsets
         places: list[int] = []
         for start, stop in spans:
-            # Tokens of no characters (a prefix that the tokenizer adds) belong to what precedes them.
-            first = next((n for n, (a, b) in enumerate(offsets) if a >= start and b > a), len(ids))
-            last = next((n for n, (a, b) in enumerate(offsets) if a >= stop and b > a), len(ids))
-            crossing = any(a < border < b for a, b in offsets for border in (start, stop))
-            if crossing:
-                return self._in_pieces(text, spans)
-            if self._decode(ids[:first]) + text[start:stop] != self._decode(ids[:last]):
-                shown = self._decode(ids[first:last])
-                if shown != text[start:stop]:
-                    raise BadRow(
-                        f"an answer does not decode back: {text[start:stop]!r:.60} became {shown!r:.60}"
-                    )
+            first = _first_from(offsets, text, start, opens=True)
+            last = _first_from(offsets, text, stop, opens=False)
+            shown = self._decode(ids[first:last])
+            # Decoding may drop a space in front, unless something stands before it.
+            joined = self._decode(ids[:first]) + text[start:stop]
+            if shown != text[start:stop] and joined != self._decode(ids[:last]):
+                if any(a < border < b for a, b in offsets for border in (start, stop)):
+                    return self._in_pieces(text, spans)
+                raise BadRow(f"an answer does not decode back: {text[start:stop]!r:.60} became {shown!r:.60}")
             places += [first, last]
         return Encoded(np.array(ids, dtype=np.int32), _inside(len(ids), places))
 
     def _decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _first_from(offsets: Sequence[tuple[int, int]], text: str, border: int, opens: bool) -> int:
+    """Number of the first token on the far side of a border: of a span where it opens, else of what follows.
+
+    Tokens of no characters (a prefix that the tokenizer adds) belong to what precedes them. A token may
+    swallow white space across the border (as Phi's <|end|> does) and yet belong to the span.
+    """
+    for number, (start, stop) in enumerate(offsets):
+        if stop > start >= border:
+            return number
+        if start < border < stop:
+            outside = text[start:border] if opens else text[border:stop]
+            if outside.isspace() is opens:
+                return number
+    return len(offsets)
 
 
 def _inside(size: int, places: Sequence[int]) -> NDArray[np.bool_]:

@@ -100,7 +100,7 @@ def prepare(
     tolerance: Tolerance,
     workers: int = 1,
     say: Say = print,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
 ) -> Store:
     """The store of these inputs below `out`, made unless it is there.
 
@@ -116,7 +116,7 @@ def prepare(
     if folder.is_dir():
         say(f"{folder} is there already")
         return Store(folder)
-    with Writer(folder, chunk_bytes) as writer:
+    with Writer(folder, chunk_bytes or CHUNK_BYTES) as writer:
         chunks = plan(inputs, writer.journal.chunk_bytes)
         if writer.journal.chunks:
             say(f"going on after {writer.journal.chunks} of {len(chunks)} chunks")

@@ -64,8 +64,9 @@ class Reader:
         if self._finder is None:
             file = Path(self.settings.template_file) if self.settings.template_file else None
             template = chat_template.load(Path(self.settings.target), self.settings.mode, file)
-            self._finder = SpanFinder(template, self.encoder.ends, self.encoder.special)
-            self._finder.check()
+            finder = SpanFinder(template, self.encoder.ends, self.encoder.special)
+            finder.check()
+            self._finder = finder
         return self._finder
 
     def identity(self) -> dict[str, Any]:

@@ -1,0 +1,458 @@
+"""`prepare`: what is in the store, bad rows, interruption at any point, many processes.
+
+Run: python -m pytest tests/trainer/data/test_prepare.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainer.data import prepare as preparing
+from trainer.data.chat_template import Mode
+from trainer.data.meter import duration
+from trainer.data.prepare import Chunk, Tolerance, plan, prepare
+from trainer.data.reader import Reader, Settings
+from trainer.data.report import summary
+from trainer.data.store import Store, Writer
+from trainer.errors import ConfigError, DataError
+
+Make = Callable[[str], Path]
+ALL = Tolerance(share=1.0)
+
+
+def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    chance = random.Random(seed)
+
+    def words() -> str:
+        return " ".join(chance.choices(["the", "quick", "fox", "é\U0001f600", "jumps\n\n", "over"], k=9))
+
+    made: list[dict[str, Any]] = []
+    for number in range(count):
+        kind = number % 4
+        if kind == 0:
+            made.append({"text": words()})
+        elif kind == 1:
+            made.append({"input_ids": [5, 6, 7, number % 200], "loss_mask": [0, 0, 1, 1]})
+        else:
+            turns = [{"role": role, "content": "x" + words()} for role in ("user", "assistant") * kind]
+            made.append({"messages": turns})
+    return made
+
+
+def write(path: Path, *values: Any) -> Path:
+    path.write_bytes(
+        b"".join((each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n" for each in values)
+    )
+    return path
+
+
+def content(store: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in store.iterdir()}
+
+
+def make(folder: Path, source: Path, target: Path, **more: Any) -> Store:
+    given = {"tolerance": ALL, "say": lambda text: None, **more}
+    return prepare([source], Settings(str(target)), folder, **given)
+
+
+def test_the_store_holds_every_document_with_its_place(tmp_path: Path, chat_target: Make) -> None:
+    target = chat_target("qwen3")
+    values = rows(30)
+    first = write(tmp_path / "a.jsonl", *values[:20], b"", b"not json")
+    (tmp_path / "b.txt").write_text("A file is\na document.")
+    third = write(tmp_path / "c.jsonl", *values[20:])
+    inputs = [first, tmp_path / "b.txt", third]
+    store = prepare(
+        inputs, Settings(str(target)), tmp_path / "out", ALL, say=lambda text: None, chunk_bytes=300
+    )
+    reader = Reader(Settings(str(target)))
+    tokenizer = reader.encoder.tokenizer
+    assert len(store) == 31 and store.counts["bad_rows"] == 1 and store.counts["rows"] == 32
+    places = [f"{first}:{n}" for n in range(1, 21)] + [f"{tmp_path / 'b.txt'}:1"]
+    places += [f"{third}:{n}" for n in range(1, 11)]
+    assert [store.origin(number) for number in range(len(store))] == places
+    for number in range(len(store)):
+        ids, marks = store.document(number)
+        text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        trained = tokenizer.decode(ids[marks].tolist(), skip_special_tokens=False)
+        value = [*values[:20], {"text": "A file is\na document."}, *values[20:]][number]
+        if "text" in value:
+            assert text == trained == value["text"] + "<|im_end|>"
+        elif "input_ids" in value:
+            assert ids.tolist() == value["input_ids"] and marks.tolist() == [False, False, True, True]
+        else:
+            said = [
+                each["content"] + "<|im_end|>" for each in value["messages"] if each["role"] == "assistant"
+            ]
+            said[-1] = "<think>\n\n</think>\n\n" + said[-1]
+            assert trained == "".join(said)
+    bad = [json.loads(line) for line in (store.folder / "bad_rows.jsonl").read_text().splitlines()]
+    assert bad == [{"file": str(first), "line": 22, "reason": "not JSON: Expecting value at character 1"}]
+    assert store.counts["tokens"] == len(store.tokens) == store.lengths.sum()
+    assert store.counts["supervised"] == store.supervised.sum()
+
+
+def test_the_name_is_of_inputs_and_settings_alone(tmp_path: Path, chat_target: Make) -> None:
+    qwen = chat_target("qwen3")
+    source = write(tmp_path / "a.jsonl", *rows(8))
+    names = [make(tmp_path / "1", source, qwen).folder.name]
+    copy = write(tmp_path / "copy.jsonl", *rows(8))
+    assert make(tmp_path / "2", copy, qwen, chunk_bytes=100).folder.name == names[0]
+    for changed in (
+        Settings(str(chat_target("chatml"))),
+        Settings(str(qwen), mode=Mode(False)),
+        Settings(str(qwen), mode=Mode(arguments={"a": 1})),
+        Settings(str(qwen), turns="last"),
+        Settings(str(qwen), max_line_bytes=77_000),
+    ):
+        out = prepare([source], changed, tmp_path / "3", ALL, say=lambda text: None)
+        names.append(out.folder.name)
+    names.append(make(tmp_path / "4", write(tmp_path / "other.jsonl", *rows(9)), qwen).folder.name)
+    assert len(set(names)) == len(names)
+    said: list[str] = []
+    again = make(tmp_path / "1", source, qwen, say=said.append)
+    assert said == [f"{again.folder} is there already"]
+
+
+class Stop(BaseException):
+    """What ends a process at a moment that it did not choose."""
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    stops=st.lists(st.tuples(st.integers(0, 40), st.binary(max_size=30)), max_size=4),
+    chunk=st.integers(150, 900),
+)
+def test_an_interrupted_prepare_goes_on_to_the_same_files(
+    stops: list[tuple[int, bytes]],
+    chunk: int,
+    chat_target: Make,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("resume")
+    source = write(tmp_path / "a.jsonl", *rows(8), b"bad", *rows(8, seed=1), b"worse")
+    target = chat_target("chatml")
+    left = -1  # calls until the end; below 0: never
+
+    def fsync(descriptor: int) -> None:
+        """Called several times a chunk, between any two files; real ones would take most of the time."""
+        nonlocal left
+        if left == 0:
+            raise Stop
+        left -= 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        whole = content(make(tmp_path / "whole", source, target).folder)
+        for after, scribble in stops:
+            left = after
+            try:
+                make(tmp_path / "out", source, target, chunk_bytes=chunk)
+            except Stop:
+                # What was written after the journal's word is of no meaning, whatever it is.
+                for part in (tmp_path / "out").glob("*.partial/*.bin"):
+                    with part.open("ab") as file:
+                        file.write(scribble)
+        left = -1
+        store = make(tmp_path / "out", source, target, chunk_bytes=chunk)
+    assert content(store.folder) == whole
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [store.folder.name]
+
+
+WAITS_AFTER_SOME_CHUNKS = """
+import os, time
+import trainer.data.prepare, trainer.data.store
+trainer.data.prepare.CHUNK_BYTES = 20_000
+left, add = int(os.environ["TEST_CHUNKS"]), trainer.data.store.Writer.add
+def waits(self, *arguments):
+    global left
+    found = add(self, *arguments)
+    left -= 1
+    if left == 0:
+        time.sleep(600)
+    return found
+trainer.data.store.Writer.add = waits
+from trainer.cli import main
+main()
+"""
+
+
+def run(chunks: int, *arguments: Any) -> subprocess.Popen[bytes]:
+    """A prepare that stands still after so many chunks, until a signal comes."""
+    return subprocess.Popen(
+        [sys.executable, "-c", WAITS_AFTER_SOME_CHUNKS, "prepare", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TEST_CHUNKS": str(chunks)},
+        start_new_session=True,
+    )
+
+
+def alive(session: int) -> list[int]:
+    """Processes of a session that are no zombies."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, owner = path.read_text().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):
+            continue
+        if int(owner) == session and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_many_processes_killed_and_started_again_make_the_same_store(
+    tmp_path: Path, chat_target: Make
+) -> None:
+    source = write(tmp_path / "a.jsonl", *(rows(400) * 2))
+    target = chat_target("qwen3")
+    whole = content(make(tmp_path / "whole", source, target).folder)
+    command = [source, "--target", target, "--out", tmp_path / "out", "--workers", 2]
+
+    def chunks_done() -> int:
+        try:
+            return sum(
+                json.loads(path.read_text())["chunks"] for path in (tmp_path / "out").glob("*/journal.json")
+            )
+        except FileNotFoundError:  # replaced at this moment
+            return 0
+
+    for chunks, sign, code in ((3, signal.SIGKILL, -9), (2, signal.SIGINT, 130)):
+        wanted = chunks_done() + chunks
+        process = run(chunks, *command)
+        wait_until(partial(reached, chunks_done, wanted))
+        process.send_signal(sign)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == code, errors
+        assert b"Traceback" not in errors
+        wait_until(partial(ended, process.pid))  # no worker outlives it
+    process = run(-1, *command)
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert b"going on after 5 of" in errors
+    folder = Path(printed.decode().splitlines()[-1])
+    assert content(folder) == whole
+    assert "source: store" in printed.decode()
+
+
+def reached(count: Callable[[], int], wanted: int) -> bool:
+    return count() >= wanted
+
+
+def ended(session: int) -> bool:
+    return not alive(session)
+
+
+def wait_until(true: Callable[[], Any], deadline_s: float = 120) -> None:
+    end = time.monotonic() + deadline_s
+    while not true():
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.01)
+
+
+def test_a_worker_that_dies_is_said(
+    tmp_path: Path, chat_target: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "a.jsonl", *rows(60))
+    # A tokenizer that workers cannot have: their processes end while they begin.
+    target = tmp_path / "target"
+    target.mkdir()
+    for path in chat_target("chatml").iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(preparing, "_begin_worker", os._exit)
+    with pytest.raises(DataError, match="a worker process ended without a word") as caught:
+        prepare([source], Settings(str(target)), tmp_path / "out", ALL, workers=2, chunk_bytes=500)
+    assert "run the same command again" in caught.value.next
+
+
+def test_bad_rows_are_borne_up_to_a_bound_and_named(tmp_path: Path, chat_target: Make) -> None:
+    target = chat_target("chatml")
+    values = [*rows(3), b"{", b"\xff", {"messages": []}, *rows(3)]
+    source = write(tmp_path / "a.jsonl", *values)
+    with pytest.raises(DataError) as caught:
+        make(tmp_path / "out", source, target, tolerance=Tolerance(rows=2), chunk_bytes=150)
+    assert str(caught.value).startswith("--max-bad-rows: 3 of ")
+    for line, reason in (
+        (4, "not JSON: "),
+        (5, "not UTF-8: byte 0xff"),
+        (6, "messages: the conversation is empty"),
+    ):
+        assert f"\n  {source}:{line}: {reason}" in str(caught.value)
+    assert "bad_rows.jsonl" in caught.value.next
+    store = make(tmp_path / "out", source, target, tolerance=Tolerance(rows=3), chunk_bytes=150)
+    assert store.counts["bad_rows"] == 3 and len(store) == 6
+    assert "3 bad rows left out" in "\n".join(summary(store))
+
+
+def test_a_share_of_bad_rows_is_judged_when_there_are_enough(tmp_path: Path, chat_target: Make) -> None:
+    target = chat_target("chatml")
+    few = write(tmp_path / "few.jsonl", b"{", *rows(40))
+    with pytest.raises(DataError, match=r"1 of 41 rows are bad, more than 2 %"):
+        make(tmp_path / "1", few, target, tolerance=Tolerance(share=0.02), chunk_bytes=200)
+    assert make(tmp_path / "2", few, target, tolerance=Tolerance(share=0.03)).counts["bad_rows"] == 1
+    ids = {"input_ids": [5, 6], "loss_mask": [1, 1]}
+    many = write(tmp_path / "many.jsonl", *[b"{"] * 90, *[ids] * 4000)
+    with pytest.raises(DataError, match=r"90 of 1,\d\d\d rows are bad") as caught:  # not only at the end
+        make(tmp_path / "3", many, target, tolerance=Tolerance.parse("3%"), chunk_bytes=2000)
+    assert str(caught.value).count("many.jsonl:") == 5
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "101%", "1.5", "%", "nan%"])
+def test_a_tolerance_is_a_number_or_a_share(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"neither a number of rows nor a share like 0\.5%"):
+        Tolerance.parse(text)
+
+
+def test_token_ids_that_the_target_does_not_have_are_bad(tmp_path: Path, chat_target: Make) -> None:
+    source = write(tmp_path / "a.jsonl", {"input_ids": [5, 5000], "loss_mask": [1, 1]}, *rows(2))
+    store = make(tmp_path / "out", source, chat_target("chatml"))
+    assert (
+        "input_ids: 5000 is no token of the target, which has"
+        in (store.folder / "bad_rows.jsonl").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.parquet", b"", "neither .jsonl nor .txt"),
+        ("none.jsonl", None, "no such file"),
+        ("empty.jsonl", b"", r"nothing to train on in 0 rows \(0 bad\)"),
+        (
+            "all-bad.jsonl",
+            b"{\n{\n",
+            r"nothing to train on in 2 rows \(2 bad\)\n  .*all-bad.jsonl:1: not JSON",
+        ),
+        ("all-bad.txt", b"\xff", r"nothing to train on in 1 rows \(1 bad\)\n  .*all-bad.txt:1: not UTF-8"),
+    ],
+)
+def test_inputs_that_give_nothing(
+    name: str, content: bytes | None, problem: str, tmp_path: Path, chat_target: Make
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises((ConfigError, DataError), match=problem):
+        make(tmp_path / "out", path, chat_target("chatml"))
+
+
+def test_conversations_need_a_template_that_shows_answers(tmp_path: Path, chat_target: Make) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    for path in chat_target("chatml").iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    source = write(tmp_path / "a.jsonl", *rows(4))
+    (target / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    for workers in (1, 2):
+        with pytest.raises(ConfigError, match="the chat template shows no assistant spans"):
+            make(tmp_path / "out", source, target, workers=workers, chunk_bytes=200)
+    (target / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="the target has no chat template"):
+        make(tmp_path / "out", source, target)
+    texts = write(tmp_path / "texts.jsonl", *(row for row in rows(8) if "messages" not in row))
+    assert make(tmp_path / "out", texts, target).identity["template"] is None  # texts need none
+
+
+def test_two_at_once_and_ranks_are_refused(
+    tmp_path: Path, chat_target: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "a.jsonl", *rows(4))
+    folder = make(tmp_path / "probe", source, chat_target("chatml")).folder
+    with (
+        Writer(tmp_path / "out" / folder.name, 100),
+        pytest.raises(ConfigError, match="another prepare is making this store"),
+    ):
+        make(tmp_path / "out", source, chat_target("chatml"))
+    make(tmp_path / "out", source, chat_target("chatml"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="this is one of several ranks") as caught:
+        make(tmp_path / "out", source, chat_target("chatml"))
+    assert "before torchrun" in caught.value.next
+
+
+@pytest.fixture
+def store(tmp_path: Path, chat_target: Make) -> Iterator[Path]:
+    yield make(tmp_path / "out", write(tmp_path / "a.jsonl", *rows(8)), chat_target("chatml")).folder
+
+
+def test_damaged_and_unfinished_stores_are_refused(store: Path) -> None:
+    assert len(Store(store)) == 8
+    (store / "tokens.bin").write_bytes((store / "tokens.bin").read_bytes()[:-4])
+    with pytest.raises(ConfigError, match=r"tokens\.bin: has [\d,]+ bytes, not [\d,]+: the store is damaged"):
+        Store(store)
+    (store / "tokens.bin").unlink()
+    with pytest.raises(ConfigError, match=r"tokens\.bin: is missing: the store is damaged"):
+        Store(store)
+    facts = json.loads((store / "store.json").read_text())
+    (store / "store.json").write_text(json.dumps({**facts, "version": 99}))
+    with pytest.raises(ConfigError, match="version 99; this trainer reads version 1"):
+        Store(store)
+    (store / "store.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"store\.json: cannot be read"):
+        Store(store)
+    with pytest.raises(ConfigError, match="no prepared store there") as caught:
+        Store(store.parent)
+    assert "trainer prepare" in caught.value.next
+    store.rename(store.with_name(store.name + ".partial"))
+    (store.with_name(store.name + ".partial") / "store.json").unlink()
+    for folder in (store, store.with_name(store.name + ".partial")):
+        with pytest.raises(ConfigError, match="the store is not finished"):
+            Store(folder)
+
+
+def test_a_store_in_the_making_that_lost_bytes_is_not_gone_on_with(tmp_path: Path, chat_target: Make) -> None:
+    source = write(tmp_path / "a.jsonl", *rows(30))
+    target = chat_target("chatml")
+    with pytest.raises(DataError):
+        make(
+            tmp_path / "out",
+            write(tmp_path / "a.jsonl", *rows(30), b"{"),
+            target,
+            tolerance=Tolerance(rows=0),
+        )
+    (partial,) = (tmp_path / "out").glob("*.partial")
+    (partial / "ends.bin").write_bytes(b"")
+    with pytest.raises(DataError, match=r"ends\.bin is shorter than the journal says"):
+        make(tmp_path / "out", source, target, tolerance=Tolerance(rows=0))
+    (partial / "journal.json").write_text("{")
+    with pytest.raises(DataError, match="the journal cannot be read"):
+        make(tmp_path / "out", source, target, tolerance=Tolerance(rows=0))
+
+
+def test_facts_for_checkpoints_name_inputs_template_and_mode(tmp_path: Path, chat_target: Make) -> None:
+    source = write(tmp_path / "a.jsonl", *rows(4))
+    settings = Settings(str(chat_target("qwen3")), mode=Mode(True))
+    facts = prepare([source], settings, tmp_path / "out", ALL, say=lambda text: None).facts()
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["template"]["thinking"] is True and "<think>" in facts["template"]["template"]
+    assert facts["inputs"][0]["bytes"] == source.stat().st_size and len(facts["tokenizer_sha256"]) == 64
+    assert facts["store"] and facts["counts"]["documents"] == 4
+
+
+def test_plans_cover_every_byte_once(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"x" * 25)
+    (tmp_path / "b.txt").write_bytes(b"x" * 25)
+    (tmp_path / "c.jsonl").write_bytes(b"")
+    paths = [tmp_path / name for name in ("a.jsonl", "b.txt", "c.jsonl")]
+    assert plan(paths, 10) == [
+        Chunk(0, paths[0], 0, 10), Chunk(0, paths[0], 10, 20), Chunk(0, paths[0], 20, 25),
+        Chunk(1, paths[1], 0, 25),
+    ]  # fmt: skip
+
+
+def test_durations_are_said_as_people_read_them() -> None:
+    assert [duration(seconds) for seconds in (3.14, 252, 7500)] == ["3.1 s", "4m12s", "2h05m"]
