@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 # Most tests wait for processes more than they compute: twice the cores of a small machine.
 WORKERS ?= 4
+# Tests start thousands of Pythons: none of them is to compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test quality format unit trainer-tests lab-tests bed-tests conformance bench-deploy soak bench-cli schema clean
