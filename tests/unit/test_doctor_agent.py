@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import doctor_host, doctor_inside, doctor_place, hostlock
+from dflashctl.agent import doctor_host, doctor_inside, doctor_place, doctor_torch, hostlock
 
 GONE = {"exit": None, "stdout": "", "stderr": "", "problem": "missing"}
 
@@ -230,6 +230,54 @@ def test_the_child_runs_in_the_environment_of_a_run(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("OF_THE_SESSION", "1")
     script = """printf 'DOCTOR {"step": "env", "hf": "%s", "own": "%s"}\\n' "$HF_HOME" "$OF_THE_SESSION" """
     assert ask(tmp_path, script, HF_HOME="/hf")[0]["said"] == {"env": {"hf": "/hf", "own": ""}}
+
+
+class Driver:
+    """libcuda.so.1 of two H200s, the first of which does not reach the other; an older one, without 125."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code = code
+
+    def cuInit(self, flags: int) -> int:
+        return self.code
+
+    def cuGetErrorName(self, code: int, name: Any) -> int:
+        name._obj.value = {999: b"CUDA_ERROR_UNKNOWN"}[code]
+        return 0
+
+    def cuDriverGetVersion(self, value: Any) -> int:
+        value._obj.value = 13000
+        return 0
+
+    def cuDeviceGetCount(self, value: Any) -> int:
+        value._obj.value = 2
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, which: int, device: int) -> int:
+        known = {20: 3 * device, 41: 1, 75: 9, 76: 0}
+        if which not in known:
+            return 1
+        value._obj.value = known[which]
+        return 0
+
+    def cuDeviceCanAccessPeer(self, value: Any, one: int, other: int) -> int:
+        value._obj.value = 0 if (one, other) == (0, 1) else 1
+        return 0
+
+
+def test_the_driver_is_asked_without_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Driver has no function that would make one."""
+    monkeypatch.setattr("ctypes.CDLL", lambda name: {"libcuda.so.1": Driver()}[name])
+    device = {"capability": [9, 0], "compute_mode": 0, "unified": 1, "ipc_events": None}
+    assert doctor_torch.cuda() == {
+        "problem": None,
+        "error": None,
+        "version": "13.0",
+        "devices": [device, device | {"compute_mode": 3}],
+        "peers": [[True, False], [True, True]],
+    }
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(999))
+    assert doctor_torch.cuda() == {"problem": None, "error": "CUDA_ERROR_UNKNOWN"}
 
 
 def test_the_real_child_names_this_pythons_packages(tmp_path: Path) -> None:

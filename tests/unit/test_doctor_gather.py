@@ -23,7 +23,8 @@ from dflashctl.doctor import gather as gathering
 from dflashctl.doctor.checks import judge
 from dflashctl.doctor.document import DoctorDocument
 from dflashctl.doctor.gather import gather, runnable_python
-from dflashctl.errors import DflashError, Unreachable
+from dflashctl.errors import Unreachable
+from dflashctl.remote.agent_call import AgentBug
 from dflashctl.remote.connection import SshConnection
 from dflashctl.remote.local import LocalEngine
 from dflashctl.remote.ssh import SshEngine
@@ -44,7 +45,7 @@ class Script:
         self.requests[op] = request
         how["on_event"]({"clock": 0.0})
         answer = self.answers[op]
-        if isinstance(answer, DflashError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -107,6 +108,12 @@ def test_a_side_that_fails_leaves_its_reason_and_the_other(play: Any) -> None:
     assert found.inside is not None and found.box_problem == "the connection was lost (again)"
     assert line(judge(found), "torch").status in ("ok", "failure")
     assert line(judge(found), "Proxmox").found == "the connection was lost (again)"
+
+
+def test_a_bug_of_the_agent_leaves_the_rest(play: Any) -> None:
+    found = play(Script(doctor_host=AgentBug("ct200: doctor_host: KeyError\nTraceback")))
+    assert found.inside is not None and found.box_problem == "ct200: doctor_host: KeyError"
+    assert line(judge(found), "host").status == "failure"
 
 
 def test_without_a_container_this_machines_python_counts() -> None:

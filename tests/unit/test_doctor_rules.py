@@ -37,10 +37,13 @@ OUTSIDE = f"{INIT}/place"
 SAID = "inside/torch/said"
 LOG = "box/kernel_log/lines"
 XID79 = "Nov 30 07:12:01 pve kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off the bus."
+NO_ECC = reading(query()["stdout"].replace("Uncorrectable", "Nothing"))
 OLD_DRIVER = reading(query()["stdout"].replace("GPU Recovery Action ", "GPU Something Else  "))
 XID31 = "[  12.5] NVRM: Xid (PCI:0000:1b:00): 31, pid=812, name=python, Ch 00000008, intr 00000000. MMU Fault"
 V1_RULES = CONFIG.replace("cgroup2", "cgroup")
 NO_UVM_RULE = CONFIG.replace("lxc.cgroup2.devices.allow: c 508:* rwm\n", "")
+ALL_ALLOWED = NO_UVM_RULE.replace("allow: c 195:* rwm", "allow: a")
+READ_ONLY = CONFIG.replace("508:* rwm", "508:* r")
 NOTHING_GIVEN = "\n".join(row for row in CONFIG.splitlines() if not row.startswith(("dev0", "lxc.")))
 EXPANDABLE = {"env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
 
@@ -237,6 +240,8 @@ TABLE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
         {},
     ),
     ("cgroup rules", "failure", {"box/container/config": reading(NOTHING_GIVEN)}, "no GPU is given", {}),
+    ("cgroup rules", "ok", {"box/container/config": reading(ALL_ALLOWED)}, "all may be opened", {}),
+    ("cgroup rules", "failure", {"box/container/config": reading(READ_ONLY)}, "allow: c 508:* rwm", {}),
     ("cgroup rules", "not known", {"box/container/config": reading("", 255)}, "could not be read", {}),
     # --- GPUs
     (
@@ -319,6 +324,7 @@ TABLE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
     ),
     ("ECC", "warning", {"box/smi": query(aggregate="5")}, "GPU 3: 5 uncorrectable errors in its life", {}),
     ("ECC", "warning", {"box/smi": query(ecc="Disabled")}, "nvidia-smi -e 1", {}),
+    ("ECC", "not known", {"box/smi": NO_ECC}, "count no memory errors", {}),
     (
         "Xid",
         "failure",
@@ -349,6 +355,7 @@ TABLE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
     ("NVLink", "ok", {"box/smi": query(1)}, "alone", {}),
     ("NVLink", "not known", {"box/topo": MISSING}, "no matrix", {}),
     ("P2P", "warning", {f"{SAID}/cuda/peers": cut([(0, 5), (3, 4)])}, "between 0-5, 3-4 (2 of 28 pairs)", {}),
+    ("P2P", "ok", {f"{SAID}/cuda/peers": [[True]]}, "one GPU alone", {}),
     ("P2P", "failure", {f"{SAID}/cuda": {"error": "CUDA_ERROR_UNKNOWN"}}, "nvidia-uvm: missing", {}),
     ("P2P", "not known", {f"{SAID}/cuda": {"problem": "libcuda.so.1: cannot open"}}, "libcuda.so.1", {}),
     ("P2P", "not known", {"inside/torch": None}, "no Python of runs", {}),
@@ -410,6 +417,7 @@ TABLE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
     # --- software
     ("Python", "failure", {"inside/version": [3, 9, 2]}, "3.11 or newer", {}),
     ("Python", "failure", {f"{INIT}/python/exists": False}, "python3 -m venv /root/venv", {}),
+    ("Python", "failure", {f"{INIT}/python/exists": False}, "there is no /root", {"inside": None}),
     ("Python", "failure", {}, "does not answer: boom", {"inside": None, "inside_problem": "boom"}),
     ("Python", "ok", {"inside/base_prefix": "/root/venv"}, "the system’s own", {}),
     ("packages", "failure", versions(torch=None), "not installed: torch", {}),
