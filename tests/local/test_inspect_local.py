@@ -15,6 +15,7 @@ import yaml
 from dflashctl.agent import AgentError, inspecting
 from dflashctl.cli import main as frame
 from dflashctl.config.hosts import Host
+from dflashctl.inspect import reading
 from dflashctl.remote.local import LocalEngine
 
 VARIABLES = {
@@ -142,33 +143,52 @@ def test_questions_that_cannot_be_answered(run: Any, calls: list[str]) -> None:
     assert run("inspect", "env", "--host", "none")[0] != 0
 
 
-def test_a_host_against_a_run_in_two_remote_commands(
-    run: Any, calls: list[str], tmp_path: Path, box: Any
-) -> None:
+def test_a_run_is_inspected_in_its_own_environment(run: Any, tmp_path: Path, box: Any) -> None:
     record = {"PATH": "/usr/bin:/bin", "TORCHINDUCTOR_MAX_AUTOTUNE": "1", "TORCHINDUCTOR_CUDAGRAPHS": "0"}
     state = str(tmp_path / "state")
     answer = box.launch(["true"], "old", env=record, state_dir=state)
     for name in ("old", answer["id"]):
         found = inspecting._run_of({"state_dir": state, "run": name})
         assert found is not None and found["id"] == answer["id"] and found["env"] == record
-    code, out, err = run(
-        "inspect", "odd", "--against", "plain/old", "--filter", "TORCHINDUCTOR|autotune$|graphs$"
-    )
+    code, out, err = run("inspect", "inductor", "--run", "old", "--diff-default", "--json")
+    assert code == 0 and "today's torch" in err
+    changed = {each["name"]: (each["value"], each["from"]) for each in json.loads(out)["options"]}
+    assert changed == {"max_autotune": (True, "TORCHINDUCTOR_MAX_AUTOTUNE")}
+
+
+CANNED = """
+import json, os
+given = {name: value for name, value in os.environ.items() if name.startswith("TORCH")}
+option = {"module": "m", "name": "graphs", "value": os.environ.get("TORCHINDUCTOR_CUDAGRAPHS") == "1",
+          "default": False, "origin": "environment", "variables": ["TORCHINDUCTOR_CUDAGRAPHS"], "alias": None}
+facts = {"torch": "2.11.0", "options": [option], "modes": {}, "variables": {}, "problems": [],
+         "set": [{"name": n, "value": v, "known": "read", "named_in": []} for n, v in given.items()]}
+with os.fdopen(int(os.environ["DFLASH_ANSWER_FD"]), "w") as out:
+    out.write(json.dumps({"answer": {"inductor": facts, "env": {"torch": "2.11.0"}}}) + "\\n")
+"""
+
+
+def test_a_host_against_another_in_two_remote_commands(
+    run: Any, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way there and back alone: the program needs no torch."""
+    files = {f"{reading.SENT_AS}/__init__.py": "", f"{reading.SENT_AS}/torch_facts.py": CANNED}
+    monkeypatch.setattr(reading, "package_files", lambda package, sent_as: files)
+    code, out, _ = run("inspect", "odd", "--against", "plain")
     assert code == 0 and calls == ["odd", "plain"]
-    shown = [line.split() for line in out.splitlines()]
-    assert "5 differences" in out and shown[2:] == [
-        ["variable", "TORCHINDUCTOR_CUDAGRAPHS", "1", "0"],
+    assert "odd against plain · 4 differences in" in out
+    assert [line.split() for line in out.splitlines()[2:]] == [
+        ["variable", "TORCHINDUCTOR_CUDAGRAPHS", "1", "(not", "there)"],
         ["variable", "TORCHINDUCTOR_CUDAGRAPH_TREES", "0", "(not", "there)"],
-        ["variable", "TORCHINDUCTOR_MAX_AUTOTUNE", "(not", "there)", "1"],
-        ["option", "torch._inductor.config.max_autotune", "False", "True"],
-        ["option", "torch._inductor.config.triton.cudagraphs", "True", "False"],
+        ["variable", "TORCH_COMPILE_BACKEND", "x", "(not", "there)"],
+        ["option", "m.graphs", "True", "False"],
     ]
-    assert "today's torch" in err
+    _, everything, _ = run("inspect", "odd", "--against", "plain", "--all", "--json")
+    rows = {row["name"]: row["same"] for row in json.loads(everything)["rows"]}
+    assert rows["python"] is True and rows["m.graphs"] is False
 
 
 def test_the_host_type_is_what_the_environment_is_made_of() -> None:
-    from dflashctl.inspect.reading import run_environment
-
     host = Host(
         name="h",
         engine="local",
@@ -179,6 +199,6 @@ def test_the_host_type_is_what_the_environment_is_made_of() -> None:
         state_dir="/s",
         env={"HF_HOME": "/hf"},
     )
-    made = run_environment(host, None)
+    made = reading.run_environment(host, None)
     assert made["HF_HOME"] == "/hf" and made["PATH"].startswith("/venv/bin:")
     assert "CUDA_VISIBLE_DEVICES" not in made and "DFLASH_TAG" not in made

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_probe_driver.py. The driver of a probe's programs, with real processes."""
+"""Run with: pytest tests/local/test_probe_driver.py. The driver of a probe, with real processes."""
 
 from __future__ import annotations
 

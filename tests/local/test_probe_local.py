@@ -1,5 +1,5 @@
-"""Run with: pytest tests/unit/test_probe_local.py. The whole of `probe` on engine `local`: launched as a run,
-watched to its end, in three remote commands."""
+"""Run with: pytest tests/local/test_probe_local.py. The whole of `probe` on engine `local`: launched as a
+run, watched to its end, in three remote commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_probe_programs.py. The programs of the probes as far as a CPU takes them.
+"""Run with: pytest tests/local/test_probe_programs.py. The programs of the probes as far as a CPU takes them.
 
 The threads' cases run here with the backend aot_eager, which traces and compiles like Inductor but builds
 nothing, and has no graphs: what is tested is that each case asks what it says, and sees a wrong answer. That
