@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from dflashctl.render import hints
+
 
 def set_up_verbose(wanted: bool) -> bool:
     """`-v`: every remote step, with its time, on stderr."""
@@ -46,7 +48,10 @@ def load_meanwhile(*modules: str) -> None:
 
 
 HostOption = Annotated[
-    str | None, typer.Option("--host", "-H", help="Host of hosts.yaml; several as a,b.", show_default=False)
+    str | None,
+    typer.Option(
+        "--host", "-H", help="Host of hosts.yaml; several as a,b.", show_default=False, callback=hints.named
+    ),
 ]
 RecipeOption = Annotated[
     str | None, typer.Option("--recipe", "-r", help="Recipe's name or file.", show_default=False)

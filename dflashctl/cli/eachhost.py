@@ -24,6 +24,7 @@ def each_host(hosts: Sequence[Host], act: Callable[[Host], Outcome], *, json: bo
     One host: its error is the command's. Several: each error is said, the others go on, and SomeHostsFailed
     is raised at the end.
     """
+    from dflashctl.render import hints
     from dflashctl.render.json import emit
     from dflashctl.render.table import say, warn
 
@@ -36,6 +37,7 @@ def each_host(hosts: Sequence[Host], act: Callable[[Host], Outcome], *, json: bo
         return
     documents, failed = [], []
     for host in hosts:
+        hints.about(host.name)
         try:
             outcome = act(host)
         except DflashError as error:
@@ -48,7 +50,7 @@ def each_host(hosts: Sequence[Host], act: Callable[[Host], Outcome], *, json: bo
                 "error": outcome.error.what,
                 "exit_code": int(outcome.error.exit_code),
             }
-            warn(f"{host.name}: {outcome.error}")
+            warn(hints.complete(f"{host.name}: {outcome.error}"))
         documents.append(document)
         if not json:
             say()

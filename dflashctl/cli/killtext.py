@@ -8,6 +8,7 @@ from typing import Any
 
 from dflashctl.errors import DflashError, NotFound
 from dflashctl.remote.engine import Engine
+from dflashctl.render.hints import complete
 from dflashctl.render.table import say, show, warn
 from dflashctl.render.text import duration, plural, ranges
 from dflashctl.runs.ending import end_words
@@ -57,7 +58,7 @@ def show_event(event: Mapping[str, Any]) -> None:
 def show_interrupted(name: str, targets: Sequence[Mapping[str, Any]]) -> None:
     """Ctrl-C: the supervisor carries on with what it was asked for."""
     tag = next((run["tag"] for run in targets if run["id"] == name), None) or name
-    warn(f"the end of {tag} may go on over there: dflashctl status {tag}")
+    warn(complete(f"the end of {tag} may go on over there: dflashctl status {tag}"))
 
 
 def show_stopped(host: str, answer: Mapping[str, Any], *, quiet: bool) -> None:

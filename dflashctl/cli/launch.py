@@ -207,6 +207,7 @@ def _say_waiting(holder: str) -> None:
 
 
 def _warn(text: str) -> None:
+    from dflashctl.render.hints import complete
     from dflashctl.render.table import warn
 
-    warn(text)
+    warn(complete(text))

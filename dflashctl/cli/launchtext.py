@@ -8,6 +8,7 @@ from typing import Any
 
 from dflashctl.cli.eachhost import Outcome
 from dflashctl.errors import RunBad
+from dflashctl.render.hints import complete
 from dflashctl.render.table import say
 from dflashctl.render.text import duration
 from dflashctl.runs.ending import end_words, ended_as, failed
@@ -67,7 +68,7 @@ def show_answer(plan: LaunchPlan, answer: dict[str, Any], *, seconds: float, qui
         end = End(answer["exit"], None, answer["log_tail"])
         return Outcome({**document, **end_document(end)}, show_end(plan, end, quiet=quiet))
     if not quiet:
-        say(f"next: dflashctl status {tag} · dflashctl logs {tag} -f")
+        say(complete(f"next: dflashctl status {tag} · dflashctl logs {tag} -f"))
     return Outcome(document)
 
 

@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 from dflashctl import __version__
 from dflashctl.errors import DflashError, ExitCode
+from dflashctl.render import hints
 from dflashctl.render.secrets import begin
 from dflashctl.start import interrupted
 
@@ -134,6 +135,7 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code and lets no exception out but SystemExit."""
     words = list(argv)
     begin()
+    hints.begin()
     if "--json" in words:
         from dflashctl.render import json
 
@@ -150,8 +152,8 @@ def run(argv: Sequence[str]) -> int:
         return ExitCode.OK
     except DflashError as error:
         _log(error, words)
-        _say(f"error: {error}")
-        _document(words, error.exit_code, error.what, error.where, error.next)
+        _say(hints.complete(f"error: {error}"))
+        _document(words, error.exit_code, error.what, error.where, hints.complete(error.next))
         return int(error.exit_code)
     except Exception as error:
         if interrupted(error):

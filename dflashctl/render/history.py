@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dflashctl.render import table
+from dflashctl.render.hints import complete
 from dflashctl.render.text import clip, duration, line, plural, ranges, size
 from dflashctl.runs.facts import listed, mapping, number, text
 from dflashctl.runs.history import Entry, History, Shown
@@ -29,7 +30,7 @@ def overview(history: History) -> RenderableType:
     for run_id, problem in history.damaged:
         parts.append(table.cell(line(f"damaged: {run_id}: {problem}"), "yellow"))
     if history.damaged:
-        parts.append(table.cell("next: dflashctl runs repair --dry-run", "dim"))
+        parts.append(table.cell(complete("next: dflashctl runs repair --dry-run"), "dim"))
     return Group(*parts)
 
 

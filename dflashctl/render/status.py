@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dflashctl.render import table
+from dflashctl.render.hints import complete
 from dflashctl.render.text import age, count, duration, line, plural, ranges, size
 from dflashctl.runs.facts import Process
 from dflashctl.runs.status import Look, Row
@@ -74,10 +75,13 @@ def overview(look: Look) -> RenderableType:
     if look.rows:
         parts.append(table.table(COLUMNS, [cells(row) for row in look.rows]))
     if look.hidden:
-        parts.append(table.cell(f"{plural(look.hidden, 'more run')} ended lately: dflashctl runs", "dim"))
+        more = f"{plural(look.hidden, 'more run')} ended lately: dflashctl runs"
+        parts.append(table.cell(complete(more), "dim"))
     if not look.rows and look.contact == "ok":
         parts.append(
-            table.cell("nothing is running, and nothing ended lately: dflashctl launch --tag NAME", "dim")
+            table.cell(
+                complete("nothing is running, and nothing ended lately: dflashctl launch --tag NAME"), "dim"
+            )
         )
     if hints(look):
         parts.append(table.cell(hints(look), "dim"))

@@ -11,7 +11,7 @@ from dflashctl.remote.engine import Engine
 from dflashctl.runs import known
 from dflashctl.runs.facts import RunFacts, listed, mapping, number, text, whole
 from dflashctl.runs.readfacts import read_answer
-from dflashctl.runs.verdict import Verdict, judge
+from dflashctl.runs.verdict import Verdict, told
 
 TIMEOUT_S = 40.0
 MOST = 10_000
@@ -100,7 +100,7 @@ def entries(answer: Mapping[str, Any]) -> tuple[Entry, ...]:
         made.append(
             Entry(
                 facts,
-                judge(facts),
+                told(facts),
                 number(facts.record.get("created_at")),
                 lossless if isinstance(lossless, bool) else None,
                 number(summary.get("best_acceptance_length")),

@@ -17,7 +17,7 @@ from dflashctl.remote.engine import Engine
 from dflashctl.runs import known, lastseen
 from dflashctl.runs.facts import Contact, GpuUse, RunFacts, listed, mapping, number, text
 from dflashctl.runs.readfacts import read_answer
-from dflashctl.runs.verdict import Verdict, judge
+from dflashctl.runs.verdict import Verdict, told
 
 SAMPLE_S = 0.4
 SCAN_S = 1.0
@@ -145,7 +145,7 @@ def look(
 def judged(host: Host, answer: Mapping[str, Any], gpus: smi.SmiReading, memory: Memory) -> Look:
     """Both answers as a Look. Pure but for the memory."""
     facts = [with_gpus(each, gpus) for each in memory.learn(answer, read_answer(answer))]
-    rows = tuple(Row(each, judge(each)) for each in facts)
+    rows = tuple(Row(each, told(each)) for each in facts)
     count = len(gpus.gpus) if not gpus.problem else host.gpus.expect
     problem = gpus.problem or ""
     if not problem and host.gpus.expect is not None and len(gpus.gpus) != host.gpus.expect:
@@ -201,7 +201,7 @@ def without_contact(host: Host, error: DflashError, memory: Memory, tag: str | N
         ]
         return replace(
             memory.last,
-            rows=(*(Row(each, judge(each)) for each in facts), *kept),
+            rows=(*(Row(each, told(each)) for each in facts), *kept),
             contact=contact,
             gpu_problem="",
         )
@@ -218,7 +218,7 @@ def without_contact(host: Host, error: DflashError, memory: Memory, tag: str | N
                 last_seen_age_s=now - each.at,
                 gpu_indices=each.gpus,
             )
-            rows.append(Row(facts_, judge(facts_)))
+            rows.append(Row(facts_, told(facts_)))
     return Look(host.name, tuple(rows), contact)
 
 

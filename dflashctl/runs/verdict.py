@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
+from dflashctl.render.hints import complete
 from dflashctl.render.text import age, duration, plural, size
 from dflashctl.runs.alive import judge_alive
 from dflashctl.runs.facts import Ending, RunFacts
 from dflashctl.runs.signs import explained, known_cause_sentence, known_hits, known_sentence, log_sentences
 from dflashctl.runs.vocabulary import BAD, ENDED, Confidence, Rules, State, Verdict
 
-__all__ = ["BAD", "ENDED", "Confidence", "Rules", "State", "Verdict", "judge"]
+__all__ = ["BAD", "ENDED", "Confidence", "Rules", "State", "Verdict", "judge", "told"]
 
 
 def judge(facts: RunFacts, rules: Rules | None = None) -> Verdict:
@@ -29,6 +31,13 @@ def judge(facts: RunFacts, rules: Rules | None = None) -> Verdict:
         if verdict is not None:
             return verdict
     return judge_alive(facts, rules or Rules.of(facts.rules))
+
+
+def told(facts: RunFacts) -> Verdict:
+    """`judge`, in words for the person who asked: commands name the host that they named."""
+    verdict = judge(facts)
+    evidence, next = tuple(map(complete, verdict.evidence)), tuple(map(complete, verdict.next))
+    return replace(verdict, evidence=evidence, next=next)
 
 
 def _no_contact(facts: RunFacts) -> Verdict | None:

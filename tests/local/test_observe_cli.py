@@ -75,6 +75,17 @@ def test_check_exits_with_7_and_names_the_run(box: Any, cli: Callable[..., Any])
     assert cli("status", "--check")[0] == 0
 
 
+def test_who_named_a_host_is_told_commands_that_name_it(box: Any, cli: Callable[..., Any]) -> None:
+    box.wait(box.python(f"print({CUDA_OOM!r}); raise SystemExit(1)", "bad"))
+    told = "dflashctl explain -H here bad · dflashctl logs -H here bad"
+    shown = cli("status", "-H", "here")[1]
+    assert f"next: {told}" in shown and "(known: dflashctl explain -H here bad)" in shown
+    assert told in cli("status", "--host", "here", "--check")[2]
+    assert json.loads(cli("status", "-H", "here", "--json")[1])["runs"][0]["next"] == told.split(" · ")
+    assert "next: dflashctl explain bad · dflashctl logs bad" in cli("status")[1]
+    assert "next: dflashctl runs -H here" in cli("logs", "nobody", "-H", "here")[2]
+
+
 def test_details_of_one_run(box: Any, cli: Callable[..., Any], until: Callable[..., Any]) -> None:
     live = box.python(SLEEP, "live")
     until(lambda: "118" in box.log(live))
