@@ -20,16 +20,15 @@ def explain(
     tag: TagArgument, host: HostOption = None, json: JsonOption = False, verbose: VerboseOption = False
 ) -> None:
     """Look for known failures in a run's log: what each means, and what helps."""
-    from dflashctl.config import load_hosts
-    from dflashctl.remote.factory import open_engine
+    from dflashctl.cli.onehost import one_host
     from dflashctl.render import explain as render
-    from dflashctl.render.json import emit
-    from dflashctl.render.table import show
     from dflashctl.runs.status import look
 
-    with open_engine(load_hosts().host(host)) as engine:
-        row = look(engine, tag=tag, sample_s=0.0, scan_s=SCAN_S).rows[0]
-    if json:
-        emit("dflashctl.explain/1", {"host": engine.host.name, **render.document(row)})
-    else:
-        show(render.explanation(row))
+    one_host(
+        host,
+        lambda engine: look(engine, tag=tag, sample_s=0.0, scan_s=SCAN_S),
+        json=json,
+        schema="dflashctl.explain/1",
+        document=lambda seen: {"host": seen.host, **render.document(seen.rows[0])},
+        shown=lambda seen: render.explanation(seen.rows[0]),
+    )

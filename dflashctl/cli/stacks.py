@@ -27,20 +27,19 @@ def stacks(
 
     By py-spy inside, else py-spy on the host, else the program's own faulthandler. Nothing is ended by this.
     """
-    from dflashctl.config import load_hosts
+    from dflashctl.cli.onehost import one_host
     from dflashctl.errors import UsageError
-    from dflashctl.remote.factory import open_engine
     from dflashctl.render import stacks as render
-    from dflashctl.render.json import emit
-    from dflashctl.render.table import show
     from dflashctl.runs.stacks import read_stacks
 
-    with open_engine(load_hosts().host(host)) as engine:
-        found = read_stacks(engine, tag, again_s=again)
-    if json:
-        emit("dflashctl.stacks/1", render.document(found))
-    else:
-        show(render.shown(found))
+    found = one_host(
+        host,
+        lambda engine: read_stacks(engine, tag, again_s=again),
+        json=json,
+        schema="dflashctl.stacks/1",
+        document=render.document,
+        shown=render.shown,
+    )
     if not any(each.how for each in found.processes):
         reasons = dict.fromkeys(reason for each in found.processes for reason in each.problems)
         raise UsageError(
