@@ -11,7 +11,7 @@ from typing import Any
 from dflashctl.config.names import check_value, check_variable
 from dflashctl.config.recipe import Launch, Observe, Recipe
 from dflashctl.config.resolve import ResolvedRecipe, resolve
-from dflashctl.errors import UsageError
+from dflashctl.errors import GpusBusy, UsageError
 from dflashctl.gpus.choose import Wish, choose
 from dflashctl.gpus.idle import Box, Gpu
 from dflashctl.inspect.sources import package_files
@@ -153,13 +153,15 @@ def gpus_for(
     (ALL: every idle one): as many of that as are idle. A machine without any nvidia-smi has no GPU to wait
     for; what cannot be read is never taken. Raises GpusBusy.
     """
-    if wish is not None:
-        return choose(box, wish), ""
-    if box.problem and no_driver(outside):
+    if wish is None and box.problem and no_driver(outside):
         return (), f"no GPU is there: {box.problem}"
     idle = sum(gpu.idle for gpu in box.gpus)
     count = idle if want == ALL else min(want, idle)
-    return choose(box, Wish(count=max(count, 1))), ""
+    try:
+        return choose(box, wish or Wish(count=max(count, 1))), ""
+    except GpusBusy as error:
+        hint = "wait or kill what holds them, or choose another with --gpu; without one: --gpus none"
+        raise GpusBusy(error.what, next=hint) from None
 
 
 def no_driver(outside: Mapping[str, Any]) -> bool:

@@ -89,7 +89,7 @@ def test_a_persons_file_has_an_idle_gpu_a_record_and_an_end(project: Project, tm
         busy = {gpu["index"]: gpu["why_not_idle"] for gpu in project.json("gpu")["gpus"] if not gpu["idle"]}
         assert list(busy) == [5] and "probe-mine" in busy[5]
         refused = project.run("probe", str(program), "--gpu", "5", "--tag", "other", code=5)
-        assert "reserved by probe-mine" in refused.stderr
+        assert "GPU 5: held by probe-mine" in refused.stderr and "--allow-busy" not in refused.stderr
         assert "on GPU-" in project.run("logs", "probe-mine").stdout
         project.run("kill", "probe-mine")
         out, err = process.communicate(timeout=PATIENCE_S)
