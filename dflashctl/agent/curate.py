@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional, Set
 
 from . import proc
 from .pick import one_run
-from .runfolder import RunFolder, list_runs, runs_folder
+from .runfolder import RunFolder, list_runs, read_lines, runs_folder
 
 MAX_NOTE_CHARS = 4000
 DOOMED = ".pruned-"
@@ -36,7 +36,7 @@ def notes(run: RunFolder) -> List[Dict[str, Any]]:
     """What people wrote; the supervisor's own notes name nobody."""
     return [
         {"at": event.get("at"), "by": event.get("by"), "text": event.get("text")}
-        for event in run.events()
+        for event in read_lines(run.file("events.jsonl"), '"note"')
         if event.get("event") == "note" and event.get("by")
     ]
 

@@ -53,11 +53,14 @@ def read_json(path: str) -> Loaded:
     return Loaded(value, None)
 
 
-def read_lines(path: str) -> Iterator[Dict[str, Any]]:
-    """Objects of a .jsonl file; a half-written or damaged line is skipped."""
+def read_lines(path: str, having: str = "") -> Iterator[Dict[str, Any]]:
+    """Objects of a .jsonl file; a half-written or damaged line is skipped. Only lines with the text `having`
+    are parsed: a history of a thousand runs is read for its few notes."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             for line in file:
+                if having not in line:
+                    continue
                 try:
                     value = json.loads(line)
                 except ValueError:

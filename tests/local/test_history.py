@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import statistics
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,9 +16,11 @@ import pytest
 from dflashctl.agent import curate, history, runfolder
 from dflashctl.cli.main import run
 from dflashctl.config.hosts import Host
+from dflashctl.remote.agent_call import call
 from dflashctl.remote.local import LocalEngine
 from dflashctl.runs.history import list_runs, show_run
 
+ROOT = Path(__file__).parents[2]
 SUMMARY = {
     "version": 1,
     "headline": "acceptance length 1.02 -> 2.44",
@@ -125,18 +128,34 @@ def test_a_damaged_file_is_named_and_the_others_are_listed(
 
 
 @pytest.mark.alone
-def test_a_thousand_runs_are_listed_within_a_second(engine: LocalEngine) -> None:
+def test_a_thousand_runs_are_listed_within_a_second_and_one_round_trip(engine: LocalEngine) -> None:
+    """All of them, with a note in each, through the command's own call; a round trip is a call that does
+    nothing. What counts is the time of a core, here and there: a machine that is busy with other things adds
+    to the clock's, which is only printed."""
     for number in range(1000):
-        made(engine, number, f"t{number % 7}", files={"summary.json": SUMMARY})
-    request = {"state_dir": engine.host.state_dir, "limit": 1000}
-    assert statistics.median(_timed(request) for _ in range(3)) < 1.0
-    assert len(list_runs(engine, limit=1000).entries) == 1000
+        folder = made(engine, number, f"t{number % 7}", files={"summary.json": SUMMARY})
+        events = [{"event": "launched", "record": json.loads((folder / "record.json").read_text())}]
+        events += [{"event": "phase", "phase": "training"}] * 12 + [
+            {"event": "note", "by": "ann", "text": "x"}
+        ]
+        (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    with engine:
+        trip = _least(lambda: call(engine, "ping", {"echo": 1}, timeout_s=30.0))
+        listing = _least(lambda: list_runs(engine, limit=1000))
+        entries = list_runs(engine, limit=1000).entries
+    assert len(entries) == 1000 and {entry.note for entry in entries} == {"x"}
+    print(f"seconds of a core, by the clock: a round trip {trip}, a thousand runs {listing}")
+    assert listing[0] < 1.0 + trip[0]
 
 
-def _timed(request: dict[str, Any]) -> float:
-    started = time.perf_counter()
-    assert len(history.list_runs(request, None)["runs"]) == 1000
-    return time.perf_counter() - started
+def _least(act: Callable[[], Any]) -> tuple[float, float]:
+    """(seconds of a core, children included; seconds by the clock), the least of five."""
+    found = []
+    for _ in range(5):
+        before = sum(os.times()[:4]), time.perf_counter()
+        act()
+        found.append((round(sum(os.times()[:4]) - before[0], 3), round(time.perf_counter() - before[1], 3)))
+    return min(found)
 
 
 def test_show_by_tag_by_id_and_by_its_end(engine: LocalEngine) -> None:
@@ -374,6 +393,45 @@ def test_notes_of_two_people_at_once_are_both_kept(engine: LocalEngine) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: curate.note_run({**request, "text": f"{n}" * 100}, None), range(40)))
     assert len(curate.notes(runfolder.RunFolder(str(folder)))) == 40
+
+
+def test_two_people_on_two_laptops_have_one_history(engine: LocalEngine, tmp_path: Path) -> None:
+    """Each with a home, caches and a hosts.yaml of their own, which name the machine differently."""
+    two_runs(engine)
+    made(engine, 3, "localtls")
+
+    def laptop(who: str, *words: str) -> subprocess.Popen[str]:
+        home = tmp_path / who
+        home.mkdir(exist_ok=True)
+        entry = {key: getattr(engine.host, key) for key in ("engine", "python", "state_dir", "code_root")}
+        (home / "hosts.yaml").write_text(json.dumps({"version": 1, "hosts": {f"box-of-{who}": entry}}))
+        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "USER": who, "LOGNAME": who}
+        return subprocess.Popen(
+            [sys.executable, "-m", "dflashctl", "runs", *words],
+            cwd=home,
+            env=environment | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        return dict(json.loads(out))
+
+    both = [laptop(who, "note", "bare", f"seen by {who}", "--json") for who in ("ann", "ben")]
+    assert {said(each)["host"] for each in both} == {"box-of-ann", "box-of-ben"}
+    notes = said(laptop("ann", "show", "bare", "--json"))["notes"]
+    assert sorted(each["text"] for each in notes) == ["seen by ann", "seen by ben"]
+    assert {each["by"].partition("@")[0] for each in notes} == {"ann", "ben"}
+    both = [laptop(who, "prune", "--keep", "1", "--yes", "--json") for who in ("ann", "ben")]
+    answers = [said(each) for each in both]
+    pruned = [each["id"] for answer in answers for each in answer["pruned"]]
+    assert len(set(pruned)) == 1, "the older run of localtls; the newest of each tag stays"
+    for who in ("ann", "ben"):
+        assert [each["tag"] for each in said(laptop(who, "--json"))["runs"]] == ["localtls", "bare"]
 
 
 def test_prune_keeps_the_newest_of_each_tag_and_asks(
