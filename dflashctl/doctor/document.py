@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dflashctl.render.hints import complete
+
 if TYPE_CHECKING:
     from dflashctl.config.hosts import Host
     from dflashctl.doctor.checks import Report
@@ -63,7 +65,7 @@ def payload(host: Host, report: Report, took_s: float) -> dict[str, object]:
         "host": host.name,
         "engine": host.engine,
         "took_s": took_s,
-        "lines": [asdict(line) for line in report.lines],
+        "lines": [{key: complete(value) for key, value in asdict(line).items()} for line in report.lines],
         "left_out": [{"name": name, "why": why} for name, why in report.left_out],
         "counts": {
             "ok": len(report.of("ok")),

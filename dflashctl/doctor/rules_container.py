@@ -82,7 +82,7 @@ def locks(facts: Facts) -> Finding:
         since = f" for {held:.0f} s" if held is not None else ""
         found.append(f"deploy lock held by {text(holder.get('who')) or 'somebody'}{since}")
         means.append("other deploys to it are refused meanwhile")
-        mend.append(f"wait, or look: dflashctl lock show -H {facts.host.name}")
+        mend.append("wait, or look: dflashctl lock show")
     if found:
         return warning("; ".join(found), "; ".join(means), "; ".join(mend))
     if config is None:

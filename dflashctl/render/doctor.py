@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dflashctl.render.hints import complete
 from dflashctl.render.table import cell, say, show
 from dflashctl.render.text import block, duration, line, plural
 
@@ -48,7 +49,7 @@ def words(each: Line) -> str:
         rows.append(f"means: {line(each.means)}")
     if each.mend:
         rows.append(f"mend:  {line(each.mend)}")
-    return block("\n".join(rows))
+    return block(complete("\n".join(rows)))
 
 
 def left_out(report: Report) -> list[str]:

@@ -5,9 +5,6 @@ Run: python -m pytest tests/unit/test_doctor_gather.py
 
 from __future__ import annotations
 
-import io
-import json
-import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -18,10 +15,8 @@ import pytest
 from doctor_kit import HOST, box, facts, inside, line, put, reading
 from remote_box import Box as SshBox
 
-from dflashctl.cli import main as frame
 from dflashctl.doctor import gather as gathering
 from dflashctl.doctor.checks import judge
-from dflashctl.doctor.document import DoctorDocument
 from dflashctl.doctor.gather import gather, runnable_python
 from dflashctl.errors import Unreachable
 from dflashctl.remote.agent_call import AgentBug
@@ -199,70 +194,3 @@ def test_a_key_that_others_may_read_is_told(server: SshBox, tmp_path: Path) -> N
     assert found.open_keys == (str(tmp_path / "id_ed25519"),) and found.host_key.startswith(
         "ssh-ed25519 SHA256:"
     )
-
-
-# --- the command
-
-
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: str, *words: str) -> int:
-    file = tmp_path / "hosts.yaml"
-    file.write_text(f"version: 1\n{hosts}")
-    monkeypatch.setenv("DFLASHCTL_HOSTS", str(file))
-    monkeypatch.setenv("DFLASHCTL_LOG", str(tmp_path / "log"))
-    return frame.run(["doctor", *words])
-
-
-def test_a_dead_ssh_is_a_failure_with_a_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-        hosts = f"hosts:\n  far: {{engine: pct, container: 200, ssh: {{host: 127.0.0.1, port: {port}}}}}\n"
-        code = command(tmp_path, monkeypatch, hosts, "-H", "far", "--json")
-    out, err = capsys.readouterr()
-    document = DoctorDocument.model_validate(json.loads(out))
-    assert code == 4 and document.counts.failure == 1
-    assert f"nothing listens on 127.0.0.1 port {port}" in err
-    (ssh,) = [each for each in document.lines if each.name == "ssh"]
-    assert ssh.status == "failure" and ssh.mend
-
-
-def test_a_lab_that_is_not_up_is_no_contact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(tmp_path / "lab"))
-    assert command(tmp_path, monkeypatch, "hosts:\n  lab: {engine: lab}\n") == 4
-    out, err = capsys.readouterr()
-    assert re.search(r"failure +ssh ", out) and "the lab is not up" in err and "next: dflashctl lab up" in err
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_on_a_terminal_it_tells_what_it_waits_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    hosts = f"hosts:\n  here: {{engine: local, python: {tmp_path}/none, workdir: {tmp_path}}}\n"
-    command(tmp_path, monkeypatch, hosts, "-H", "here")
-    assert "here: " in terminal.getvalue() and "checks in" in capsys.readouterr().out
-
-
-def test_this_machine_by_engine_local(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No GPU is expected, and torch of a Python without packages fails."""
-    bare = bare_python(tmp_path)
-    hosts = f"hosts:\n  here: {{engine: local, python: {bare}, workdir: {tmp_path}, gpus: {{expect: 0}}}}\n"
-    code = command(tmp_path, monkeypatch, hosts, "-H", "here")
-    out, err = capsys.readouterr()
-    assert code == 4 and "packages" in err
-    assert "left out (engine local is this machine: no ssh, and the same clock): ssh key, known_hosts" in out
-    assert "left out (hosts.yaml expects no GPU): driver" in out
-    assert re.search(r"failure +packages", out) and "mend:" in out
-    assert str(bare) in out

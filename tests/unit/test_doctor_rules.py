@@ -23,6 +23,9 @@ from doctor_kit import (
 from doctor_table import INIT, OUTSIDE, TABLE
 
 from dflashctl.doctor.checks import CHECKS, judge
+from dflashctl.doctor.document import payload
+from dflashctl.render import hints
+from dflashctl.render.doctor import words
 
 
 @pytest.mark.parametrize(
@@ -184,3 +187,15 @@ def test_lines_that_make_no_sense_are_left_out_and_said(change: dict[str, Any], 
 def test_the_place_inside_counts_before_the_one_seen_from_outside() -> None:
     changes = {f"{OUTSIDE}/shm": folder("/dev/shm", size=1), "inside/place": place()}
     assert judged("/dev/shm", changes).status == "ok"
+
+
+def test_commands_name_the_host_that_the_person_named() -> None:
+    hints.about("ct200")
+    try:
+        healthy = facts()
+        assert "dflashctl probe p2p -H ct200 measures" in words(judged("P2P"))
+        texts = str(payload(healthy.host, judge(healthy), 1.0))
+    finally:
+        hints.begin()
+    assert "dflashctl probe ipc -H ct200 proves" in texts
+    assert "dflashctl probe p2p measures" in words(judged("P2P"))
