@@ -47,12 +47,19 @@ class HostCopies:
 class Writer:
     """The one writer of a run's checkpoints."""
 
-    def __init__(self, root: Path, keep: int) -> None:
-        """Raises ConfigError: another process writes there."""
+    def __init__(self, root: Path, keep: int, writes: bool = True) -> None:
+        """
+        Args:
+            writes: False: another rank of this run does; this one only makes the same copies.
+        Raises:
+            ConfigError: another process writes there.
+        """
         self.root, self.keep = root, keep
         root.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(root.parent / "trainer.lock")
-        checkpoint.sweep(root)
+        self._lock: int | None = None
+        if writes:
+            self._lock = _lock(root.parent / "trainer.lock")
+            checkpoint.sweep(root)
         self.copies = HostCopies()
         self._thread: threading.Thread | None = None
         self._step = 0
@@ -112,7 +119,8 @@ class Writer:
         """Wait, and let others write there."""
         if self._thread is not None:
             self._thread.join()
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
 
 
 def _lock(path: Path) -> int:

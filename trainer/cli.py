@@ -11,14 +11,14 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
 
 from trainer import config as configs
 from trainer import failures
-from trainer.console import for_stdout
+from trainer.console import Console, Plain, for_stdout
 from trainer.data.cli import data, prepare
 from trainer.data.regenerate_cli import regenerate
 from trainer.errors import ConfigError, Stopped, TrainerError
@@ -26,6 +26,11 @@ from trainer.eval_cli import eval
 from trainer.export.cli import export, import_
 from trainer.machine import prepare_environment
 from trainer.runfiles import RunFiles
+from trainer.topology.rank import RankFiles
+from trainer.topology.start import as_rank, launch_ranks, wanted_ranks
+
+if TYPE_CHECKING:
+    from trainer.topology.ranks import Ranks
 
 app = typer.Typer(
     add_completion=False,
@@ -84,21 +89,63 @@ def train(
     """Train a drafter as the recipe says; files go to $DFLASH_RUN_DIR, else to ./runs/<time>."""
     prepare_environment()
     files = RunFiles(run_folder())
-    files.listen()
     files.enter("loading")
-    console = for_stdout(files.started)
-    say = console.say
+    ranks = 1
+
+    def plan() -> None:
+        nonlocal ranks
+        ranks = wanted_ranks(configs.load(read_recipe(recipe)))
+
+    failed = guarded(plan, files)
+    if failed:
+        raise SystemExit(failed)
+    if ranks > 1:
+        options = ["--resume", str(resume.resolve())] if resume else []
+        options += ["--allow-changes"] if allow_changes else []
+        raise SystemExit(launch_ranks(files.folder, ranks, [str(recipe), *options]))
+    files.listen()
+    raise SystemExit(trained(recipe, files, for_stdout(files.started), resume, allow_changes, None))
+
+
+@app.command(hidden=True)
+def rank(
+    recipe: Path,
+    resume: Annotated[Path | None, typer.Option()] = None,
+    allow_changes: Annotated[bool, typer.Option("--allow-changes")] = False,
+) -> None:
+    """One process of several; the launcher starts it."""
+    prepare_environment()
+
+    def work(files: RankFiles) -> int:
+        from trainer.topology.ranks import Ranks
+
+        group = Ranks(files.beat)
+        console = for_stdout(files.started) if group.first else Plain(lambda text: None)
+        return trained(recipe, files, console, resume, allow_changes, group)
+
+    as_rank(run_folder(), work)
+
+
+def trained(
+    recipe: Path,
+    files: RunFiles,
+    console: Console,
+    resume: Path | None,
+    allow_changes: bool,
+    ranks: Ranks | None,
+) -> int:
+    """Train and show what came of it; the exit code."""
 
     def work() -> None:
         config = configs.load(read_recipe(recipe))
         from trainer.train import run  # torch comes in here
 
-        report = run(config, files, say, console, resume, allow_changes)
+        report = run(config, files, console.say, console, resume, allow_changes, ranks)
         if report is not None:
             show(report.columns, report.rows, report.notes, report.headline)
-        say(f"done; files in {files.folder}")
+        console.say(f"done; files in {files.folder}")
 
-    raise SystemExit(guarded(work, files))
+    return guarded(work, files)
 
 
 def guarded(work: Callable[[], None], files: RunFiles | None) -> int:

@@ -190,7 +190,11 @@ class Policy:
 
 @dataclass(frozen=True)
 class Layout:
-    """Who computes what in the topologies split and threads: so many GPUs of each, the targets' first."""
+    """Who computes what. `ranks`: processes of the topology colocated, null: one a GPU. In split and threads:
+    so many targets and drafters, a GPU each, the targets' first.
+    """
+
+    ranks: int | None = ranged(None, low=1)
 
     targets: int = ranged(1, low=1)
     drafters: int = ranged(1, low=1)
@@ -268,6 +272,13 @@ def _across_keys(config: TrainConfig) -> list[str]:
     if data.continuations and data.prompt_tokens + drafter.block_size > data.row_tokens:
         found.append(
             f"data.prompt_tokens: {data.prompt_tokens} leaves no block in a row of {data.row_tokens}"
+        )
+    ranks = config.layout.ranks
+    if ranks is not None and config.topology != "colocated":
+        found.append(f"layout.ranks: of topology colocated; {config.topology} has targets and drafters")
+    elif ranks is not None and 0 < config.batch_rows < ranks:
+        found.append(
+            f"layout.ranks: {ranks} ranks for a batch of {config.batch_rows} rows: one had nothing to do"
         )
     if config.budget == Budget():
         found.append("budget: one of steps, train_s, total_s is needed")

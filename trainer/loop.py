@@ -35,6 +35,8 @@ from trainer.selfcheck import check
 from trainer.setup import Assembled
 from trainer.step import Batch, DrafterStep
 from trainer.topology.build import make_work
+from trainer.topology.ranks import Ranks
+from trainer.topology.together import LONG_S
 from trainer.topology.work import Bad, Work
 from trainer.trackers import Trackers
 
@@ -59,14 +61,16 @@ class Trainer:
         evaluator: Evaluator | None,
         facts: dict[str, Any],
         trackers: Trackers,
+        ranks: Ranks | None = None,
     ) -> None:
         """
         Args:
             facts: for trainer.json: recipe, target, data, code.
+            ranks: of a run of several processes; the first measures, saves and reports for all.
         """
         self.config, self.files, self.console, self.parts = config, files, console, parts
         self.data, self.optimizer, self.evaluator, self.facts = data, optimizer, evaluator, facts
-        self.trackers = trackers
+        self.trackers, self.ranks = trackers, ranks
         width = config.objective.anchors_per_row
         self.width = width or data.needed_width(config.objective.anchors_per_document)
         self.step = DrafterStep(parts.drafter, parts.target, config, self.width)
@@ -77,7 +81,7 @@ class Trainer:
         self.warmup = warmup
         self.progress = Progress()
         self.clock = Clock(config.budget.steps, None, time.monotonic())
-        self.writer = Writer(files.folder / "checkpoints", config.checkpoint.keep)
+        self.writer = Writer(files.folder / "checkpoints", config.checkpoint.keep, self.saves)
         self.held_out: HeldOut | None = None
         self.work: Work | None = None  # from `start` on
         self.first_step = 0  # of this life of the run
@@ -92,6 +96,11 @@ class Trainer:
     def look_tokens(self) -> int:
         """Of each text that is measured during training."""
         return min(QUICK_TOKENS, self.config.evaluate.new_tokens)
+
+    @property
+    def saves(self) -> bool:
+        """Every rank has the same weights and moments: one saves them."""
+        return self.ranks is None or self.ranks.first
 
     @property
     def best(self) -> float:
@@ -184,6 +193,7 @@ class Trainer:
             self.order,
             self.step,
             self.first_step,
+            self.ranks,
         )
 
     def close(self) -> None:
@@ -208,8 +218,7 @@ class Trainer:
         saves = Every(config.checkpoint.every_steps, config.checkpoint.every_s)
         reports = Every(None, config.report_every_s)
         since, save_wanted = Tally(), False
-        while self.clock.progress(progress.step) < 1.0:
-            share = self.clock.progress(progress.step)
+        while (share := self._share()) < 1.0:
             factor = lr_factor(config.schedule, progress.step, share, self.warmup)
             sums, norm, bad = self.one_step(progress.step, factor)
             progress.step += 1
@@ -258,6 +267,14 @@ class Trainer:
         norm = self.optimizer.step(factor, sums.weight)
         self.work.updated()
         return sums, norm, bad
+
+    def _share(self) -> float:
+        """How much of training is over: by the first rank's clock, where there are several."""
+        share = self.clock.progress(self.progress.step)
+        if self.ranks is None:
+            return share
+        # Before it the first rank may have measured for long.
+        return self.ranks.from_first([share], f"step {self.progress.step} to begin", LONG_S)[0]
 
     def _expected_steps(self) -> int | None:
         if self.clock.seconds is None:
@@ -360,7 +377,7 @@ class Trainer:
     def _save(self, best: bool = False) -> None:
         """Begin to write a checkpoint of the present step, unless it is there."""
         step = self.progress.step
-        if self.saved_step == step:
+        if self.saved_step == step or not self.saves:
             return
         position = self.progress.to_json(self.config.batch_rows, len(self.data.rows), self.warmup)
         self.writer.start(step, self.parts.drafter, self.optimizer, {**self.facts, **position}, best)

@@ -33,6 +33,19 @@ def multiplies_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
     return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})  # x86's two, Arm's one
 
 
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot (proc(5), field 22 of stat). None: it does not run.
+
+    With the pid, an identity: a later process with the same pid started later.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
 def prepare_environment() -> None:
     """Settings that only count before torch is imported.
 

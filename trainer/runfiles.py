@@ -25,6 +25,7 @@ from typing import Any
 from trainer import failures
 from trainer.errors import Stopped
 from trainer.failures import KnownFailure
+from trainer.machine import process_start
 from trainer.stopping import StopSignals
 
 VERSION = 1
@@ -68,9 +69,10 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
 class RunFiles:
     """One run's folder, and the run's place in time: phase, step, and whether somebody asked it to stop."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, own: Path | None = None) -> None:
+        """own: where this process's heartbeat and root cause go, if it is one of several of the run."""
+        self.folder, self.own = folder, own or folder
+        self.own.mkdir(parents=True, exist_ok=True)
         self.phase = "loading"
         self.step: int | None = None
         self.total_steps: int | None = None
@@ -150,9 +152,10 @@ class RunFiles:
 
     def _write_heartbeat(self, now: float) -> None:
         median = self.median_step_s
-        path = self.folder / "heartbeat.json"
+        path = self.own / "heartbeat.json"
         beat = {
             "pid": os.getpid(),
+            "start": process_start(os.getpid()),
             "phase": self.phase,
             "step": self.step,
             "total_steps": self.total_steps,
@@ -227,7 +230,7 @@ class RunFiles:
         """
         known = failures.of_error(error)
         with self._failed:
-            path = self.folder / "root_cause.json"
+            path = self.own / "root_cause.json"
             if path.exists():
                 return known
             frames = traceback.extract_tb(error.__traceback__)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import checkpoint, identity, resume
-from trainer.config import TrainConfig
+from trainer.config import Logging, TrainConfig
 from trainer.console import Console, Plain
 from trainer.data import dataset as datasets
 from trainer.data.dataset import Dataset
@@ -24,7 +24,10 @@ from trainer.optim import DrafterOptimizer
 from trainer.report import Report, make_report
 from trainer.runfiles import RunFiles, write_json
 from trainer.scatter import scatter
-from trainer.setup import Assembled, Say, assemble
+from trainer.setup import Assembled, Say, assemble, choose_device
+from trainer.topology.ranks import Ranks
+from trainer.topology.start import with_its_cores
+from trainer.topology.together import first_then_others, same_data
 from trainer.trackers import Trackers
 
 BEFORE_SHARE = 0.05  # of the whole run's time: the most that measuring the untrained drafter may take
@@ -37,6 +40,7 @@ def run(
     console: Console | None = None,
     resume_from: Path | None = None,
     allow_changes: bool = False,
+    ranks: Ranks | None = None,
 ) -> Report | None:
     """Train as configured. Returns the report, None when the recipe evaluates nothing.
 
@@ -44,34 +48,49 @@ def run(
         console: where progress is shown; lines through `say` when not given.
         resume_from: a run's folder or one of its checkpoints to go on from.
         allow_changes: go on although recipe or data differ from the checkpoint's.
+        ranks: this process's place, if the run has several; the first one measures, saves and reports.
     Raises:
         TrainerError: with what to do; Stopped after saving, when a signal came.
     """
     files.enter("loading")
     console = console or Plain(say)
-    chosen, saved = _choose(config, files, say, resume_from, allow_changes)
+    first = ranks is None or ranks.first
+    if ranks is not None:
+        ranks.join(choose_device(config.device).type == "cuda", config.layout.wait_s)
+        config = with_its_cores(config, ranks.size)
+    chosen, saved = first_then_others(
+        ranks, lambda: _choose(config, files, say, resume_from, allow_changes), "a checkpoint to be chosen"
+    )
     parts = assemble(config, say)
     if config.topology != "threads" and config.policy != type(config.policy)():
         say(f"policy is for topology threads; topology {config.topology} runs eagerly")
         files.note("train.policy is not used")
     optimizer = DrafterOptimizer(parts.drafter, config.optimizer)
-    _say_groups(optimizer, files, say)
+    if first:
+        _say_groups(optimizer, files, say)
     files.enter("data")
-    data = datasets.build(_data_again(config, saved), parts.target, parts.tokenizer, say, files.beat)
+    again = _data_again(config, saved)
+    data = same_data(
+        ranks,
+        lambda: datasets.build(again, parts.target, parts.tokenizer, say, files.beat),
+        files.folder,
+    )
     _say_data(data, say)
     facts = _facts(config, parts, data, optimizer)
     if chosen is not None:
         known = {key: facts[key] for key in ("target", "data")}
         resume.check_same(chosen, saved, known, allow_changes, say)
-    evaluator, before = _measure_before(config, parts, files, say)
-    trackers = Trackers(config.logging, files.folder, facts["train"], say)
-    trainer = Trainer(config, files, console, parts, data, optimizer, evaluator, facts, trackers)
+    evaluator, before = _measure_before(config, parts, files, say) if first else (None, None)
+    trackers = Trackers(config.logging if first else Logging(trackers=[]), files.folder, facts["train"], say)
+    trainer = Trainer(config, files, console, parts, data, optimizer, evaluator, facts, trackers, ranks)
     try:
         _train(trainer, chosen, saved)
     finally:
         console.close()
         trainer.close()
         trackers.close()
+    if ranks is not None:
+        ranks.leave()
     _show_measured(trainer, say)
     if evaluator is None:
         files.enter("done")
@@ -212,7 +231,7 @@ def _train(trainer: Trainer, chosen: Path | None, saved: dict[str, Any]) -> None
         raise
     trained = trainer.progress.step - trainer.first_step
     trainer.say(f"{trained:,} steps in {time.monotonic() - started:.1f} s")
-    if checkpoint.best_name(trainer.writer.root) is None:  # nothing was measured on the way
+    if trainer.saves and checkpoint.best_name(trainer.writer.root) is None:  # nothing was measured on the way
         checkpoint.mark_best(
             trainer.writer.root, trainer.writer.root / checkpoint.folder_name(trainer.progress.step)
         )

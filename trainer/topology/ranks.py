@@ -21,8 +21,9 @@ from trainer.errors import TrainerError
 
 POLL_S = 0.0005
 """Between looks at a collective that is under way: they take about as long."""
-SLACK_S = 60.0
-"""The library's own limit lies so much above ours, which says what was waited for."""
+MEET_S = 300.0
+LIBRARY_WAIT_S = 24 * 3600.0
+"""The library's own limit lies far above ours, which say what was waited for."""
 
 
 class PeerLost(TrainerError):
@@ -34,13 +35,9 @@ class PeerLost(TrainerError):
 class Ranks:
     """One process's place among `size`, and what they do together."""
 
-    def __init__(self, beat: Callable[[], None], wait_s: float) -> None:
-        """
-        Args:
-            beat: called while waiting; may raise, which ends the wait.
-            wait_s: the longest wait of a collective.
-        """
-        self._beat, self._wait_s = beat, wait_s
+    def __init__(self, beat: Callable[[], None]) -> None:
+        """beat: called while waiting; may raise, which ends the wait."""
+        self._beat, self._wait_s = beat, MEET_S
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
     @property
@@ -48,12 +45,21 @@ class Ranks:
         """Whether this process is the one that measures, saves and reports."""
         return self.rank == 0
 
-    def join(self, cuda: bool) -> None:
-        """Meet the others. Raises PeerLost when they do not come."""
+    def join(self, cuda: bool, wait_s: float) -> None:
+        """Meet the others.
+
+        Args:
+            wait_s: the longest wait of a collective from then on.
+        Raises:
+            PeerLost: they do not come.
+        """
+        if cuda:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        self._wait_s = wait_s
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host; a launcher of several names another
         backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=self._wait_s + SLACK_S))
+            dist.init_process_group(backend, timeout=timedelta(seconds=LIBRARY_WAIT_S))
         except (RuntimeError, ValueError) as error:
             raise PeerLost(f"the ranks did not meet: {_first_line(error)}", where=self._where) from error
 
@@ -65,32 +71,27 @@ class Ranks:
         """Replace `tensor` by its sum over all ranks."""
         self._finish(lambda: dist.all_reduce(tensor, async_op=True), what)
 
-    def from_first(self, values: Sequence[float], what: str) -> list[float]:
-        """Rank 0's numbers, on every rank."""
+    def from_first(self, values: Sequence[float], what: str, wait_s: float | None = None) -> list[float]:
+        """The first rank's numbers, on every rank."""
         tensor = torch.tensor(values, dtype=torch.float64)
-        self._finish(lambda: dist.broadcast(tensor, 0, async_op=True), what)
+        self._finish(lambda: dist.broadcast(tensor, 0, async_op=True), what, wait_s)
         return [float(value) for value in tensor]
 
-    def highest(self, values: Sequence[float], what: str) -> list[float]:
-        """The largest of each number over all ranks."""
-        tensor = torch.tensor(values, dtype=torch.float64)
-        self._finish(lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True), what)
-        return [float(value) for value in tensor]
-
-    def meet(self, what: str) -> None:
+    def meet(self, what: str, wait_s: float | None = None) -> None:
         """Wait until every rank is here."""
-        self.from_first([0.0], what)
-        self.highest([0.0], what)
+        tensor = torch.zeros(1)
+        self._finish(lambda: dist.all_reduce(tensor, async_op=True), what, wait_s)
 
-    def _finish(self, begin: Callable[[], dist.Work | None], what: str) -> None:
-        end = time.monotonic() + self._wait_s
+    def _finish(self, begin: Callable[[], dist.Work | None], what: str, wait_s: float | None = None) -> None:
+        wait_s = self._wait_s if wait_s is None else wait_s
+        end = time.monotonic() + wait_s
         try:
             work = begin()
             assert work is not None
             while not work.is_completed():
                 if time.monotonic() > end:
                     raise PeerLost(
-                        f"{what}: the other ranks did not come within {self._wait_s:.0f} s",
+                        f"{what}: the other ranks did not come within {wait_s:.0f} s",
                         where=self._where,
                         next="dflashctl stacks TAG shows where they are; train.layout.wait_s is the deadline",
                     )

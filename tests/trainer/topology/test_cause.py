@@ -1,0 +1,113 @@
+"""Whose failure was the first, and the run's one heartbeat: rules over what ranks leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.topology.cause import Trace, merged, root_cause
+
+KILL, TERM = -9, -15
+
+
+def error(text: str, wall: float) -> dict[str, Any]:
+    return {"error": text, "wall": wall, "where": "x.py:1"}
+
+
+LOST = error("PeerLost: rank 0 of 3: gradients of step 5: Connection closed by peer", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("traces", "rank", "words"),
+    [
+        ([Trace(0, phase="done"), Trace(1, phase="done")], None, ""),
+        # Whose own error came first, although a peer's consequence was written before it.
+        ([Trace(0, 76, LOST), Trace(1, 1, error("KeyError: 3", 2.0)), Trace(2, TERM)], 1, "KeyError: 3"),
+        ([Trace(0, 1, error("B: late", 9.0)), Trace(1, 1, error("A: early", 2.0))], 1, "A: early"),
+        (
+            [Trace(0, 2, error("ConfigError: both", 1.0)), Trace(1, 2, error("ConfigError: both", 1.1))],
+            0,
+            "both",
+        ),
+        # Killed: by a signal that the agent did not send, and before the agent's own SIGKILL.
+        (
+            [Trace(0, 76, LOST), Trace(1, KILL, phase="training", step=5)],
+            1,
+            "training, step 5: ended by SIGKILL",
+        ),
+        ([Trace(0, KILL, died_at=30.0), Trace(1, KILL, died_at=14.0), Trace(2, TERM)], 1, "ended by SIGKILL"),
+        (
+            [Trace(0, 76, LOST), Trace(1, -11), Trace(2, 143)],
+            1,
+            "before its first heartbeat: ended by SIGSEGV",
+        ),
+        # Left early with a good exit status.
+        ([Trace(0, 76, LOST), Trace(1, 0, phase="training")], 1, "exit status 0 before the run was complete"),
+        ([Trace(0, 0, phase="done"), Trace(1, 0, phase="loading")], 1, "exit status 0 before"),
+        ([Trace(0, 76, LOST), Trace(1, 3, phase="training"), Trace(2, TERM)], 1, "exit status 3 and no word"),
+        # Hung: the one that came least far, not one that waited for it; killed for that, not by a stranger.
+        (
+            [
+                Trace(0, KILL, phase="training", step=6, hung_s=61.0),
+                Trace(1, KILL, phase="training", step=5, hung_s=60.5),
+            ],
+            1,
+            "no heartbeat for 60 s",
+        ),
+        (
+            [Trace(0, 76, LOST), Trace(1, KILL, phase="training", step=5, hung_s=64.0)],
+            1,
+            "no heartbeat for 64 s",
+        ),
+        # Nothing but consequences: the earliest death.
+        ([Trace(0, 76, LOST, died_at=5.0), Trace(1, TERM, died_at=5.2)], 0, "PeerLost"),
+        ([Trace(0, 76, LOST, died_at=5.0), Trace(1, 143, died_at=4.9)], 1, "ended by SIGTERM"),
+    ],
+)
+def test_the_first_failure(traces: list[Trace], rank: int | None, words: str) -> None:
+    found = root_cause(traces)
+    if rank is None:
+        assert found is None
+        return
+    assert found is not None and found["rank"] == rank and words in found["error"]
+
+
+def beat(rank: int, mono: float, phase: str = "training", step: int | None = 5) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "pid": 100 + rank,
+        "mono": mono,
+        "wall": mono + 1000,
+        "phase": phase,
+        "phase_since": 1.0,
+        "deadline_s": 60.0 if phase == "training" else 300.0,
+        "step": step,
+        "metrics": {"loss": float(rank)},
+        "threads": {"MainThread": True},
+        "queues": {"hidden states": rank},
+    }
+
+
+def test_one_heartbeat_as_old_as_the_oldest_and_as_far_as_the_slowest() -> None:
+    found = merged([beat(0, 50.0, step=7), beat(1, 20.0, step=5), beat(2, 40.0, step=6)], 3)
+    assert found is not None
+    assert (found["mono"], found["wall"], found["step"], found["pid"]) == (20.0, 1020.0, 5, 100)
+    assert found["metrics"] == {"loss": 0.0}
+    assert found["threads"] == {f"rank {rank} MainThread": True for rank in range(3)}
+    assert found["queues"] == {f"rank {rank} hidden states": rank for rank in range(3)}
+
+
+def test_ranks_that_are_done_do_not_make_the_run_look_old() -> None:
+    found = merged([beat(0, 50.0, "evaluating"), beat(1, 20.0, "done")], 2)
+    assert found is not None and (found["mono"], found["phase"], found["deadline_s"]) == (
+        50.0,
+        "evaluating",
+        300.0,
+    )
+    found = merged([beat(0, 50.0, "done"), beat(1, 20.0, "done")], 2)
+    assert found is not None and found["phase"] == "done"
+
+
+def test_before_every_rank_has_beaten_there_is_no_heartbeat_of_the_run() -> None:
+    assert merged([], 2) is None and merged([beat(0, 1.0)], 2) is None

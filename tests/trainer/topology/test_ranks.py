@@ -1,0 +1,165 @@
+"""Runs of several processes on one machine: as exact as one, and ended with the first cause by any fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainer import config as configs
+from trainer.checkpoint import listed
+from trainer.machine import process_start
+from trainer.runfiles import RunFiles
+from trainer.train import run
+
+PROJECT = Path(__file__).parents[3]
+FAULTS = Path(__file__).parent / "faults"
+LIMIT_S = 240  # for a whole run on a busy machine
+CAUSES = {
+    "raise": "RuntimeError: CUDA out of memory",
+    "thread": "RuntimeError: CUDA out of memory",
+    "kill": "ended by SIGKILL",
+    "exit-0": "left with exit status 0 before the run was complete",
+    "exit-3": "left with exit status 3 and no word of why",
+    "hang": "no heartbeat for",
+}
+
+
+def section(target: Path, ranks: int, steps: int) -> dict[str, Any]:
+    return {
+        "target": {"path": str(target)},
+        "device": "cpu",
+        "token_budget": 96,
+        "drafter": {"layers": 2, "block_size": 4, "taps": [0, 2, 4], "mask_token": "<|mask|>"},
+        "data": {"rows": 8, "row_tokens": 24, "continuations": False, "states": "online"},
+        "objective": {"anchors_per_document": 4, "gamma": 3.0, "input_noise": 0.05},
+        "optimizer": {"lr": 0.01},
+        "schedule": {"warmup_steps": 2, "kind": "constant_linear", "constant_share": 1.0},
+        "budget": {"steps": steps},
+        "precision": "float32",
+        "report_every_s": 0.0,
+        "evaluate": {"prompts": 0},
+        "logging": {"trackers": []},
+        "layout": {"ranks": ranks},
+    }
+
+
+def start(
+    folder: Path, content: dict[str, Any], *options: str, fault: str | None = None
+) -> subprocess.Popen[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = folder / f"recipe-{len(list(folder.glob('recipe-*')))}.yaml"
+    recipe.write_text(yaml.safe_dump({"version": 1, "name": "tiny", "train": content}))
+    env = {**os.environ, "DFLASH_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT)}
+    if fault is not None:
+        env |= {"DFLASH_TEST_FAULT": fault, "PYTHONPATH": f"{FAULTS}:{PROJECT}"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer", "train", str(recipe), *options],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def losses(folder: Path) -> list[float]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [read["loss"] for read in map(json.loads, lines) if "loss" in read]
+
+
+def ranks_alive(folder: Path) -> list[int]:
+    """Pids of ranks that still run."""
+    beats = [json.loads(path.read_text()) for path in folder.glob("ranks/*/heartbeat.json")]
+    return [beat["pid"] for beat in beats if process_start(beat["pid"]) == beat["start"]]
+
+
+def test_two_ranks_then_three_train_as_one_process_does(saved_target: Path, tmp_path: Path) -> None:
+    run(configs.load(section(saved_target, 1, 8)), RunFiles(tmp_path / "alone"), lambda text: None)
+    wanted = losses(tmp_path / "alone")
+    assert len(wanted) == 8
+    folder = tmp_path / "ranks"
+    for ranks, steps, options in ((2, 5, ()), (3, 8, ("--resume", str(folder), "--allow-changes"))):
+        process = start(folder, section(saved_target, ranks, steps), *options)
+        text, _ = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, text
+        assert ranks_alive(folder) == []
+    assert losses(folder) == pytest.approx(wanted, rel=1e-5)
+    # One of the ranks saves, reports and tells.
+    assert [path.name for path in listed(folder / "checkpoints")] == ["step-0000008", "step-0000005"]
+    beat = json.loads((folder / "heartbeat.json").read_text())
+    assert beat["phase"] == "done" and beat["step"] == 8 and "rank 2 MainThread" in beat["threads"]
+    assert not (folder / "root_cause.json").exists()
+
+
+def failed_run(target: Path, folder: Path, fault: str, ranks: int = 2) -> None:
+    """A run with that fault ends soon, with its cause, a status, and no process left."""
+    kind, rank, step = fault.split(":")
+    process = start(folder, section(target, ranks, 500), fault=fault)
+    text, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode not in (0, None), text
+    cause = json.loads((folder / "root_cause.json").read_text())
+    assert CAUSES[kind] in cause["error"] and cause["rank"] == int(rank), (cause, text)
+    assert CAUSES[kind] in text
+    if kind == "raise":
+        assert [known["name"] for known in cause["known"]] == ["cuda-oom"]
+    assert cause["step"] in (None, int(step)) or kind == "thread"
+    assert ranks_alive(folder) == []
+    # Saving for a failed peer would write what nobody asked for.
+    assert listed(folder / "checkpoints") == []
+
+
+@pytest.mark.parametrize("fault", ["raise:1:2", "kill:0:1"])
+def test_a_fault_ends_the_run_with_its_cause(fault: str, saved_target: Path, tmp_path: Path) -> None:
+    failed_run(saved_target, tmp_path / "run", fault)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(50))
+def test_any_of_fifty_random_faults_is_told_rightly(number: int, saved_target: Path, tmp_path: Path) -> None:
+    generator = random.Random(number)
+    kind = sorted(CAUSES)[number % len(CAUSES)]
+    ranks = generator.choice([2, 3, 4])
+    failed_run(
+        saved_target,
+        tmp_path / "run",
+        f"{kind}:{generator.randrange(ranks)}:{generator.randrange(1, 8)}",
+        ranks,
+    )
+
+
+def wait_for_step(folder: Path, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        if (folder / "metrics.jsonl").exists() and losses(folder):
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError("no step")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_launcher(number: signal.Signals, saved_target: Path, tmp_path: Path) -> None:
+    """SIGTERM: the first rank saves, and all leave. SIGKILL: no rank outlives the launcher."""
+    folder = tmp_path / "run"
+    process = start(folder, section(saved_target, 2, 100_000))
+    wait_for_step(folder, process)
+    assert len(ranks_alive(folder)) == 2
+    process.send_signal(number)
+    text, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == (143 if number == signal.SIGTERM else -9), text
+    end = time.monotonic() + 30
+    while ranks_alive(folder) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert ranks_alive(folder) == []
+    saved = listed(folder / "checkpoints")
+    assert len(saved) == (1 if number == signal.SIGTERM else 0), text
+    assert not (folder / "root_cause.json").exists()

@@ -1,0 +1,132 @@
+"""Which of several failures was the first: pure rules over what the ranks left behind.
+
+A peer that fails because another has failed is a consequence, however early its error was written: it raises
+PeerLost, or ends by the agent's signal. Of what is left, an error that a rank wrote itself says more than a
+heartbeat that grew old, that more than a death by signal, that more than an early exit.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+CONSEQUENCE = "PeerLost:"
+TOLD_TO_END = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""How ranks leave that the agent ends after another's failure."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank left."""
+
+    rank: int
+    exit_code: int = 0  # negative: a signal
+    error: dict[str, Any] | None = None  # its root_cause.json
+    phase: str = ""  # of its last heartbeat
+    step: int | None = None
+    hung_s: float | None = None  # how old its heartbeat was when the launcher ended it for that
+    died_at: float | None = None  # seconds since the epoch, as the launcher saw it
+
+    @property
+    def where(self) -> str:
+        at = f", step {self.step}" if self.step is not None else ""
+        return f"rank {self.rank}, {self.phase or 'before its first heartbeat'}{at}"
+
+
+def root_cause(traces: Sequence[Trace]) -> dict[str, Any] | None:
+    """root_cause.json of the run, its `rank` included; None: nothing failed."""
+    own = [trace for trace in traces if trace.error is not None and not _of_peer(trace.error)]
+    if own:
+        return _told(min(own, key=lambda trace: float((trace.error or {}).get("wall", 0.0))))
+    hung = [trace for trace in traces if trace.hung_s is not None]
+    if hung:
+        # The one that came least far: the others may have waited for it.
+        first = min(hung, key=lambda trace: (-1 if trace.step is None else trace.step, trace.rank))
+        return _found(first, f"no heartbeat for {first.hung_s:.0f} s: it hung, and was ended")
+    silent = [trace for trace in traces if trace.error is None]
+    killed = [trace for trace in silent if trace.exit_code < 0 and trace.exit_code not in TOLD_TO_END]
+    if killed:
+        first = _earliest(killed)
+        return _found(first, f"ended by {_name(-first.exit_code)}")
+    early = [trace for trace in silent if trace.exit_code == 0 and trace.phase != "done"]
+    if early:
+        return _found(early[0], "left with exit status 0 before the run was complete")
+    odd = [trace for trace in silent if trace.exit_code not in (0, *TOLD_TO_END)]
+    if odd:
+        first = _earliest(odd)
+        return _found(first, f"left with exit status {first.exit_code} and no word of why")
+    rest = [trace for trace in traces if trace.exit_code != 0]
+    if not rest:
+        return None
+    first = _earliest(rest)
+    return _told(first) if first.error else _found(first, "ended by SIGTERM, which nobody here sent")
+
+
+def _of_peer(error: dict[str, Any]) -> bool:
+    return str(error.get("error", "")).startswith(CONSEQUENCE)
+
+
+def _earliest(traces: Sequence[Trace]) -> Trace:
+    return min(traces, key=lambda trace: (trace.died_at or 0.0, trace.rank))
+
+
+def _told(trace: Trace) -> dict[str, Any]:
+    """The rank's own words."""
+    return {**(trace.error or {}), "rank": trace.rank}
+
+
+def _found(trace: Trace, what: str) -> dict[str, Any]:
+    """What the launcher saw of a rank that said nothing."""
+    return {
+        "error": f"{trace.where}: {what}",
+        "where": f"rank {trace.rank}",
+        "traceback": "",
+        "phase": trace.phase,
+        "step": trace.step,
+        "known": [],
+        "rank": trace.rank,
+        "wall": trace.died_at,
+    }
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def merged(beats: Sequence[dict[str, Any]], ranks: int) -> dict[str, Any] | None:
+    """The run's heartbeat: as old as its oldest rank's, as far as its slowest; None until each has beaten.
+
+    Args:
+        beats: the ranks' heartbeats, in the order of ranks.
+    """
+    if len(beats) < ranks or not beats:
+        return None
+    # A rank that is done beats no more while the first one still measures.
+    living = [beat for beat in beats if beat["phase"] != "done"] or list(beats)
+    oldest = min(living, key=lambda beat: float(beat["mono"]))
+    steps = [beat["step"] for beat in beats if beat["step"] is not None]
+    first = beats[0]
+    return {
+        **first,
+        "mono": oldest["mono"],
+        "wall": oldest["wall"],
+        "phase": oldest["phase"],
+        "phase_since": oldest["phase_since"],
+        "deadline_s": oldest["deadline_s"],
+        "step": min(steps) if len(steps) == len(beats) else first["step"],
+        "threads": {
+            f"rank {rank} {name}": alive
+            for rank, beat in enumerate(beats)
+            for name, alive in beat["threads"].items()
+        },
+        "queues": {
+            f"rank {rank} {name}": depth
+            for rank, beat in enumerate(beats)
+            for name, depth in beat["queues"].items()
+        },
+    }

@@ -1,0 +1,200 @@
+"""A run of several processes: torch's elastic agent starts them, this process watches over them.
+
+The agent notices deaths and ends the others. What it cannot see is added here: a rank that lives and hangs,
+one that leaves with exit status 0 too early, whose failure was the first. A request to stop is passed on once
+and the ranks save; an end because a peer has failed is told from it by `stop.json`: then nothing is saved.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.machine import process_start
+from trainer.runfiles import write_json
+from trainer.stopping import StopSignals
+from trainer.topology.cause import Trace, merged, root_cause
+
+WATCH_S = 0.25
+STACKS_S = 1.0  # for the stacks to be written before a hung rank is ended
+END_S = 15  # between the agent's SIGTERM and its SIGKILL to the ranks that are left
+SAVE_S = 600.0  # for saving, once a stop was asked for
+EXIT_FAILED = 1
+
+
+def rank_folder(run: Path, rank: int) -> Path:
+    """Where a rank keeps its own heartbeat and root cause."""
+    return run / "ranks" / str(rank)
+
+
+def stop_asked(run: Path) -> bool:
+    """Whether a person asked for the end, and not the failure of a peer."""
+    return (run / "stop.json").exists()
+
+
+class Launcher:
+    """One run's ranks, from start to end. Main thread only."""
+
+    def __init__(self, run: Path, ranks: int) -> None:
+        self.run, self.ranks = run, ranks
+        self.hung: dict[int, float] = {}
+        self.deaths: dict[int, tuple[int, float]] = {}  # exit code and time, as the agent saw it
+        self._result: BaseException | None = None
+        for rank in range(ranks):
+            rank_folder(run, rank).mkdir(parents=True, exist_ok=True)
+            for name in ("heartbeat.json", "root_cause.json"):
+                (rank_folder(run, rank) / name).unlink(missing_ok=True)
+        (run / "stop.json").unlink(missing_ok=True)
+
+    def __call__(self, argv: Sequence[str]) -> int:
+        """Start `python argv` for every rank, and watch until the last has gone. The run's exit code."""
+        signals = StopSignals()
+        agent = threading.Thread(target=self._agent, args=(list(argv),), name="agent", daemon=True)
+        agent.start()
+        asked: int | None = None
+        deadline = float("inf")
+        while agent.is_alive():
+            agent.join(WATCH_S)
+            beats = self._beats()
+            self._write_merged(beats)
+            told = signals.take()
+            if told is not None and asked is None:
+                asked = told[1]
+                deadline = time.monotonic() + SAVE_S
+                write_json(self.run / "stop.json", {"signal": told[0], "wall": time.time()})
+                self._signal(beats, signal.SIGTERM)
+            if time.monotonic() > deadline:
+                self._signal(beats, signal.SIGKILL)
+            self._end_hung(beats)
+        self._write_merged(self._beats())
+        return self._outcome(asked)
+
+    def _agent(self, argv: list[str]) -> None:
+        """In a thread, so that signals stay ours."""
+        from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(END_S)
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=self.ranks,
+            logs_specs=DefaultLogsSpecs(log_dir=str(self.run / "ranks")),
+            run_id=self.run.name,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            monitor_interval=0.1,
+        )
+        try:
+            elastic_launch(config, sys.executable)(*argv)
+        except ChildFailedError as error:
+            for rank, failure in error.failures.items():
+                self.deaths[rank] = (failure.exitcode, float(failure.timestamp))
+        except BaseException as error:
+            self._result = error
+
+    def _beats(self) -> list[dict[str, Any]]:
+        """The heartbeats that are there, in the order of ranks."""
+        found = []
+        for rank in range(self.ranks):
+            try:
+                beat = json.loads((rank_folder(self.run, rank) / "heartbeat.json").read_text())
+            except (OSError, ValueError):
+                continue
+            found.append({**beat, "rank": rank})
+        return found
+
+    def _write_merged(self, beats: list[dict[str, Any]]) -> None:
+        beat = merged(beats, self.ranks)
+        if beat is not None:
+            try:
+                write_json(self.run / "heartbeat.json", beat)
+            except OSError:
+                pass  # a full disk; the ranks say so
+
+    def _signal(self, beats: list[dict[str, Any]], number: signal.Signals) -> None:
+        for beat in beats:
+            _send(beat, number)
+
+    def _end_hung(self, beats: list[dict[str, Any]]) -> None:
+        now = time.monotonic()
+        hung = [
+            beat
+            for beat in beats
+            if now - beat["mono"] > beat["deadline_s"]
+            and beat["phase"] != "done"
+            and beat["rank"] not in self.hung
+            and _alive(beat)
+        ]
+        if not hung:
+            return
+        self._signal(beats, signal.SIGUSR1)
+        time.sleep(STACKS_S)
+        for beat in hung:
+            self.hung[beat["rank"]] = now - beat["mono"]
+            _send(beat, signal.SIGKILL)
+
+    def _outcome(self, asked: int | None) -> int:
+        traces = [self._trace(rank) for rank in range(self.ranks)]
+        if asked is not None:
+            print("error: stopped by a signal", file=sys.stderr, flush=True)
+            return asked
+        if self._result is not None:
+            raise self._result
+        cause = root_cause(traces)
+        if cause is None:
+            return 0
+        path = self.run / "root_cause.json"
+        write_json(path, cause)
+        rank = cause["rank"]
+        if not traces[rank].error:  # otherwise the rank has said it
+            print(f"error: {cause['error']}", file=sys.stderr, flush=True)
+        print(
+            f"the run failed: {cause['error'].splitlines()[0]} (rank {rank}; {path})",
+            file=sys.stderr,
+            flush=True,
+        )
+        code = self.deaths.get(rank, (EXIT_FAILED, 0.0))[0]
+        return code if code > 0 else EXIT_FAILED
+
+    def _trace(self, rank: int) -> Trace:
+        folder, beat, error = rank_folder(self.run, rank), {}, None
+        for name in ("heartbeat.json", "root_cause.json"):
+            try:
+                read = json.loads((folder / name).read_text())
+            except (OSError, ValueError):
+                continue
+            if name == "heartbeat.json":
+                beat = read
+            else:
+                error = read
+        # The agent tells of every rank that did not end well; the others left with exit status 0.
+        code, at = self.deaths.get(rank, (0, None))
+        phase, step = str(beat.get("phase", "")), beat.get("step")
+        return Trace(rank, code, error, phase, step, self.hung.get(rank), at)
+
+
+def _alive(beat: dict[str, Any]) -> bool:
+    """Whether the process that wrote the heartbeat still runs: the same pid, started at the same tick."""
+    return process_start(int(beat["pid"])) == beat.get("start")
+
+
+def _send(beat: dict[str, Any], number: signal.Signals) -> None:
+    if _alive(beat):
+        try:
+            os.kill(int(beat["pid"]), number)
+        except ProcessLookupError:
+            pass

@@ -1,0 +1,64 @@
+"""One rank of a run: what it keeps of its own, how it ends, and that it ends with its launcher."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from trainer.runfiles import RunFiles
+from trainer.topology.launcher import rank_folder, stop_asked
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+LEFT = "left"
+SAVE_S = 600.0
+
+
+class RankFiles(RunFiles):
+    """A rank's part of the run's folder: its own heartbeat and root cause. What tells of the whole run
+    (metrics, events, summary) is the first rank's to write.
+    """
+
+    def __init__(self, run: Path, rank: int) -> None:
+        self.rank = rank
+        super().__init__(run, rank_folder(run, rank))
+        (self.own / LEFT).unlink(missing_ok=True)
+
+    def _append(self, name: str, value: dict[str, Any]) -> None:
+        if self.rank == 0:
+            super()._append(name, value)
+
+    def write_text(self, name: str, text: str) -> None:
+        if self.rank == 0:
+            super().write_text(name, text)
+
+    def summarise(self, *given: Any, **named: Any) -> None:
+        if self.rank == 0:
+            super().summarise(*given, **named)
+
+    def failed_peer(self) -> str | None:
+        """A SIGTERM that nobody asked for comes from the agent, after another rank's failure."""
+        return None if stop_asked(self.folder) else super().failed_peer() or "see root_cause.json"
+
+    def leave(self) -> None:
+        """The last thing that a rank does. The agent takes the first to leave with an error for a failure and
+        ends the others, so after a stop they wait until the first rank has saved.
+        """
+        if self.rank == 0 or not stop_asked(self.folder):
+            (self.own / LEFT).touch()
+            return
+        first = rank_folder(self.folder, 0) / LEFT
+        end = time.monotonic() + SAVE_S
+        while not first.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+
+
+def die_with_launcher() -> None:
+    """Ask the kernel to end this process with its launcher: left alone it would hold a GPU for ever."""
+    launcher = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it went before we asked
+        os._exit(1)

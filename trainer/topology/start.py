@@ -1,0 +1,70 @@
+"""How many processes a recipe wants here, and the beginning and end of one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainer.config import TrainConfig
+from trainer.errors import ConfigError
+from trainer.machine import usable_cores
+from trainer.topology.rank import RankFiles, die_with_launcher
+
+
+def wanted_ranks(config: TrainConfig) -> int:
+    """Processes of the run: one, but for the topology colocated one a GPU, or as many as the recipe says.
+
+    Raises:
+        ConfigError: fewer GPUs than ranks.
+    """
+    if config.topology != "colocated" or config.layout.ranks == 1:
+        return 1
+    if config.device == "cpu":
+        return config.layout.ranks or 1
+    import torch
+
+    gpus = torch.cuda.device_count()
+    ranks = config.layout.ranks or max(1, min(gpus, config.batch_rows))
+    if gpus and ranks > gpus:
+        raise ConfigError(
+            f"{ranks} ranks need a GPU each; torch sees {gpus}",
+            where="train.layout.ranks",
+            next="launch with more GPUs (launch.gpus), or use fewer ranks",
+        )
+    return ranks
+
+
+def launch_ranks(run: Path, ranks: int, arguments: Sequence[str]) -> int:
+    """Run `trainer rank ARGUMENTS` in every rank; the run's exit code."""
+    from trainer.topology.launcher import Launcher
+
+    os.environ["DFLASH_RUN_DIR"] = str(run.resolve())
+    return Launcher(run, ranks)(["-m", "trainer", "rank", *arguments])
+
+
+def as_rank(run: Path, work: Callable[[RankFiles], int]) -> None:
+    """Be one rank, from first to last; does not return.
+
+    Args:
+        work: the whole run, its exit code.
+    """
+    die_with_launcher()
+    files = RankFiles(run, int(os.environ["RANK"]))
+    files.listen()
+    files.enter("loading")
+    code = work(files)
+    files.leave()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not through the interpreter's end: what is left of a failed group may wait there for its peers.
+    os._exit(code)
+
+
+def with_its_cores(config: TrainConfig, ranks: int) -> TrainConfig:
+    """The ranks share the cores, unless the recipe says how many threads each has."""
+    if config.threads is not None:
+        return config
+    return dataclasses.replace(config, threads=max(1, usable_cores() // ranks))
