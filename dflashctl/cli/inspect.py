@@ -99,13 +99,14 @@ def _show(
     import re
 
     from dflashctl.inspect import tables
+    from dflashctl.inspect.document import SCHEMA
     from dflashctl.render.json import emit
     from dflashctl.render.table import print_table, say, warn
     from dflashctl.render.text import plural
 
     config = facts.config
     if json:
-        emit("dflashctl.inspect/1", tables.document(facts, chosen))
+        emit(SCHEMA, tables.document(facts, chosen))
     elif config is None:
         say(facts.subject)
         print_table(("", ""), tables.machine_rows(facts))
@@ -136,6 +137,7 @@ def _show_differences(a: Facts, b: Facts, filter: str | None, *, everything: boo
 
     from dflashctl.inspect import tables
     from dflashctl.inspect.compare import compare
+    from dflashctl.inspect.document import SCHEMA
     from dflashctl.render.json import emit
     from dflashctl.render.table import print_table, say, warn
     from dflashctl.render.text import plural
@@ -145,7 +147,7 @@ def _show_differences(a: Facts, b: Facts, filter: str | None, *, everything: boo
     different = [row for row in rows if not row.same]
     shown = rows if everything else different
     if json:
-        emit("dflashctl.inspect/1", tables.difference_document(a.subject, b.subject, shown))
+        emit(SCHEMA, tables.difference_document(a.subject, b.subject, shown))
     else:
         differences = plural(len(different), "difference")
         say(f"{a.subject} against {b.subject} · {differences} in {len(rows):,} values")

@@ -43,7 +43,7 @@ VERBS: dict[str, str] = {
     "notify": "Tell when a run has finished, failed, is wedged or lost",
     "explain": "Look for known failures in a run's log, and say what helps",
     "inspect": "Show what torch is set to and why; compare two hosts or runs",
-    "probe": "Reproduce a framework fault on an idle GPU, in small programs or your own",
+    "probe": "Try a framework's faults, or a file of yours, on an idle GPU",
     "stacks": "Show where every process of a run stands in its code",
     "gpu": "Show the GPUs and who holds them",
     "doctor": "Look at all that a run needs; say how to mend it",

@@ -69,6 +69,7 @@ def probe(
     from dflashctl.config import load_hosts
     from dflashctl.errors import UsageError
     from dflashctl.gpus.choose import Wish, parse
+    from dflashctl.probe.document import SCHEMA
     from dflashctl.remote.factory import open_engine
 
     if gpu is not None and gpus is not None:
@@ -80,7 +81,7 @@ def probe(
         with open_engine(machine) as engine:
             return _probe(engine, work, wish, dry_run=dry_run, json=json)
 
-    each_host(load_hosts().hosts(host), one, json=json, schema="dflashctl.probe/1")
+    each_host(load_hosts().hosts(host), one, json=json, schema=SCHEMA)
 
 
 def _work(

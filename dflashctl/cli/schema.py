@@ -16,15 +16,20 @@ class Kind(StrEnum):
     hosts = "hosts"
     recipe = "recipe"
     doctor = "doctor"
+    inspect = "inspect"
+    probe = "probe"
 
 
 @app.command()
 def schema(
     kind: Annotated[
-        Kind, typer.Argument(help="hosts (hosts.yaml), recipe (recipes/NAME.yaml), doctor (its --json).")
+        Kind,
+        typer.Argument(
+            help="hosts (hosts.yaml), recipe (recipes/NAME.yaml); doctor, inspect, probe: their --json."
+        ),
     ],
 ) -> None:
-    """Print the JSON schema of hosts.yaml, of a recipe, or of what `doctor --json` prints."""
+    """Print the JSON schema of hosts.yaml, of a recipe, or of what a command prints with --json."""
     from dflashctl.config.schema import schema_text
 
     print(schema_text(kind.value), end="")

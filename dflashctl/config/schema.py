@@ -9,8 +9,16 @@ from pydantic import BaseModel
 from dflashctl.config.hosts import HostsDocument
 from dflashctl.config.recipe import Recipe
 from dflashctl.doctor.document import DoctorDocument
+from dflashctl.inspect.document import AnyInspectDocument
+from dflashctl.probe.document import AnyProbeDocument
 
-KINDS: dict[str, type[BaseModel]] = {"hosts": HostsDocument, "recipe": Recipe, "doctor": DoctorDocument}
+KINDS: dict[str, type[BaseModel]] = {
+    "hosts": HostsDocument,
+    "recipe": Recipe,
+    "doctor": DoctorDocument,
+    "inspect": AnyInspectDocument,
+    "probe": AnyProbeDocument,
+}
 
 
 def schema_text(kind: str) -> str:

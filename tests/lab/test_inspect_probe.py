@@ -13,6 +13,7 @@ from dflashctl.config import load_hosts
 from dflashctl.inspect.reading import look
 from dflashctl.inspect.subject import Subject
 from dflashctl.probe import running
+from dflashctl.probe.document import AnyProbeDocument
 from dflashctl.probe.plan import of_file
 from dflashctl.remote.factory import open_engine
 from dflashctl.remote.pct import PctEngine
@@ -64,7 +65,8 @@ def test_what_needs_a_gpu_says_so_and_the_rest_runs(project: Project) -> None:
     words = ["probe", "ipc", "--case", "host-memory,one-gpu", "--gpu", "3", "--json"]
     done = project.run(*words, code=5, timeout=PATIENCE_S)
     document = json.loads(done.stdout)
-    assert document["schema"] == "dflashctl.probe/1" and [gpu["index"] for gpu in document["gpus"]] == [3]
+    AnyProbeDocument.model_validate(document)
+    assert [gpu["index"] for gpu in document["gpus"]] == [3]
     ran, lacking = document["cases"]
     assert ran["answer"] == "passes", document
     assert (lacking["answer"], lacking["said"]) == ("needs", "a GPU: torch sees none")

@@ -16,6 +16,7 @@ from dflashctl.agent import AgentError, inspecting
 from dflashctl.cli import main as frame
 from dflashctl.config.hosts import Host
 from dflashctl.inspect import reading
+from dflashctl.inspect.document import AnyInspectDocument
 from dflashctl.remote.local import LocalEngine
 
 VARIABLES = {
@@ -71,6 +72,7 @@ def test_inductor_in_one_remote_command(run: Any, calls: list[str]) -> None:
     code, out, err = run("inspect", "inductor", "--json")
     assert code == 0 and calls == ["odd"]
     told = json.loads(out)
+    AnyInspectDocument.model_validate(told)
     assert told["schema"] == "dflashctl.inspect/1" and told["torch"] == torch.__version__
     options = {f"{each['module']}.{each['name']}": each for each in told["options"]}
     assert {each["module"] for each in told["options"]} == {
@@ -184,6 +186,7 @@ def test_a_host_against_another_in_two_remote_commands(
         ["option", "m.graphs", "True", "False"],
     ]
     _, everything, _ = run("inspect", "odd", "--against", "plain", "--all", "--json")
+    AnyInspectDocument.model_validate_json(everything)
     rows = {row["name"]: row["same"] for row in json.loads(everything)["rows"]}
     assert rows["python"] is True and rows["m.graphs"] is False
 

@@ -21,6 +21,7 @@ from dflashctl.gpus import facts as gpufacts
 from dflashctl.gpus.idle import Box
 from dflashctl.probe import running
 from dflashctl.probe.cases import PROBES, Case, Probe
+from dflashctl.probe.document import AnyProbeDocument
 from dflashctl.remote.local import LocalEngine
 
 
@@ -95,6 +96,9 @@ def test_a_file_is_run_and_recorded_like_a_run(place: Place) -> None:
     _, out, _ = place.run("runs", "--json")
     (run,) = json.loads(out)["runs"]
     assert (run["tag"], run["recipe"], run["state"]) == ("probe-mine", "probe", "finished")
+    code, out, _ = place.run(*words[:2], "--json", *words[2:])
+    document = AnyProbeDocument.model_validate_json(out).root
+    assert code == 0 and "said by" in (document.log_tail or "") and document.exit["code"] == 0
     code, out, _ = place.run("logs", "probe-mine")
     assert code == 0 and "said by" in out
     folder = runfolder.folder_of(str(place.state), run["id"])
@@ -131,6 +135,7 @@ def test_what_cannot_be_sent(place: Place) -> None:
 def test_a_dry_run_starts_nothing(place: Place) -> None:
     code, out, _ = place.run("probe", "threads", "--gpus", "none", "--dry-run", "--json")
     document = json.loads(out)
+    AnyProbeDocument.model_validate(document)
     assert code == 0 and document["schema"] == "dflashctl.probe/1" and document["dry_run"]
     assert document["cases"] == [case.name for case in PROBES["threads"].cases]
     assert runfolder.list_runs(str(place.state)) == []
@@ -194,6 +199,7 @@ def test_without_a_gpu_the_rest_runs_in_three_commands(
     assert "no GPU is there: there is no nvidia-smi" in err
     assert len(place.calls) == 3
     document = json.loads(out)
+    AnyProbeDocument.model_validate(document)
     assert document["torch"] == "2.13.0+cpu" and document["gpus"] == []
     ran, lacking = document["cases"]
     assert (ran["answer"], ran["figures"]) == ("passes", {"ran": "here"})
