@@ -12,6 +12,8 @@ versions that its row names.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +85,18 @@ def refuse_unsound(policy: Policy, threads: int, torch_version: str, cuda: bool,
         f"{found[0].meaning}",
         where="train.policy",
         next=f"{found[0].do[0]}; policy.force: true runs it nevertheless",
+    )
+
+
+def needs_compiler(policy: Policy, cuda: bool) -> None:
+    """Raises ConfigError where Inductor would compile for a CPU and there is no C++ compiler."""
+    compilers = [os.environ.get("CXX", ""), "g++", "clang++"]
+    if policy.mode == "eager" or cuda or any(each and shutil.which(each) for each in compilers):
+        return
+    raise ConfigError(
+        f"mode {policy.mode} compiles for this CPU, and there is no C++ compiler",
+        where="train.policy.mode",
+        next="install g++ there, or use mode: eager",
     )
 
 

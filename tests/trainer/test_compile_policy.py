@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,3 +141,27 @@ def test_what_a_thread_sets_up(tls: Any, own: bool, stashed: bool) -> None:
     thread.start()
     thread.join()
     assert found == [own, stashed]
+
+
+@pytest.mark.parametrize(
+    ("mode", "cuda", "compiler", "refused"),
+    [
+        ("eager", False, False, False),
+        ("inductor", True, False, False),
+        ("inductor", False, True, False),
+        ("inductor", False, False, True),
+        ("reduce-overhead", False, False, True),
+    ],
+)
+def test_a_cpu_without_a_compiler_is_told_before_anything_starts(
+    mode: Any, cuda: bool, compiler: bool, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if compiler:
+        (tmp_path / "g++").touch(mode=0o755)
+    if not refused:
+        compile_policy.needs_compiler(Policy(mode=mode), cuda)
+        return
+    with pytest.raises(ConfigError, match=r"no C\+\+ compiler"):
+        compile_policy.needs_compiler(Policy(mode=mode), cuda)

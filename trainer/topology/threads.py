@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.compile_policy import compile_forward, refuse_unsound, setup_thread
+from trainer.compile_policy import compile_forward, needs_compiler, refuse_unsound, setup_thread
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.errors import ConfigError
@@ -104,6 +104,7 @@ class Threads:
         self.drafter, self.data, self.order = drafter, data, order
         cuda = target.device.type == "cuda"
         feeding, learning = devices_of(config, target.device.type, torch.cuda.device_count() if cuda else 0)
+        needs_compiler(config.policy, cuda)
         refuse_unsound(config.policy, len(learning), torch.__version__, cuda, say)
         self.crew = Crew(files.beat)
         self.handover: Handover[Fed] = Handover(self.crew, config.layout.queue, config.layout.wait_s, first)
