@@ -193,9 +193,9 @@ def test_commands_name_the_host_that_the_person_named() -> None:
     hints.about("ct200")
     try:
         healthy = facts()
-        assert "dflashctl probe p2p -H ct200 measures" in words(judged("P2P"))
+        assert "dflashctl probe -H ct200 p2p measures" in words(judged("P2P"))
         texts = str(payload(healthy.host, judge(healthy), 1.0))
     finally:
         hints.begin()
-    assert "dflashctl probe ipc -H ct200 proves" in texts
+    assert "dflashctl probe -H ct200 ipc proves" in texts
     assert "dflashctl probe p2p measures" in words(judged("P2P"))
