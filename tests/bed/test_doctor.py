@@ -53,7 +53,13 @@ def examine(project: Project, code: int = FAILED, **entry: Any) -> dict[str, Lin
 def test_an_unprivileged_container_with_torch(bed: Bed, project: Project) -> None:
     """LXC gives it a /dev/shm of half a MiB; all else of it is well."""
     found = examine(project, **bed.host_entry())
-    machine = {"disk", "inodes", "ulimits", "Xid"}  # what the machine below has is not the bed's to say
+    machine = {
+        "ssh",
+        "disk",
+        "inodes",
+        "ulimits",
+        "Xid",
+    }  # what the machine below has is not the bed's to say
     bad = {name for name, line in found.items() if line.status in ("failure", "warning")} - machine
     assert bad == {"/dev/shm"}, found
     assert "root in it is uid 100000 on the host" in found["users"].found

@@ -16,6 +16,7 @@ from doctor_kit import HOST, box, facts, inside, line, put, reading
 from remote_box import Box as SshBox
 
 from dflashctl.doctor import gather as gathering
+from dflashctl.doctor import rules_contact
 from dflashctl.doctor.checks import judge
 from dflashctl.doctor.gather import gather, runnable_python
 from dflashctl.errors import Unreachable
@@ -146,6 +147,7 @@ def test_an_ssh_machine_takes_two_commands(
 
     host = server.host("ssh", python=str(bare_python(tmp_path)), container=None)
     monkeypatch.setattr(SshConnection, "run", counted)
+    monkeypatch.setattr(rules_contact, "SLOW_S", 60.0)  # how loaded this machine is does not matter
     monkeypatch.setattr(gathering, "open_engine", lambda host: SshEngine(host, server.target))
     found = gather(host, lambda what: None)
     report = judge(found)
