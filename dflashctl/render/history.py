@@ -11,11 +11,12 @@ from dflashctl.render.hints import complete
 from dflashctl.render.text import clip, duration, line, plural, ranges, size
 from dflashctl.runs.facts import listed, mapping, number, text
 from dflashctl.runs.history import Entry, History, Shown
+from dflashctl.runs.verdict import signal_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-COLUMNS = ("TAG", "STATE", "LAUNCHED", ">TOOK", "CODE", "ID", "LEARNT")
+COLUMNS = ("TAG", "STATE", "EXIT", "LAUNCHED", ">TOOK", ">BEST", "CODE", "ID", "LEARNT")
 
 
 def overview(history: History) -> RenderableType:
@@ -38,13 +39,32 @@ def cells(entry: Entry) -> list[object]:
     return [
         line(entry.facts.tag or "?"),
         table.state(entry.verdict.state),
+        exit_word(entry),
         moment(entry.created_at),
         duration(entry.took_s),
+        best(entry),
         entry.code,
         # The end of the id is enough for `runs show`, and says that ids are accepted.
         entry.facts.id.rpartition("-")[2],
         learnt(entry),
     ]
+
+
+def exit_word(entry: Entry) -> str:
+    """`0`, `SIGKILL`, `OOM`: the exit code, or the signal that ended it; "-" for a run without one."""
+    ending = entry.facts.ending
+    if ending is None:
+        return "-"
+    if ending.oom:
+        return "OOM"
+    if ending.signal is not None:
+        return signal_name(ending.signal)
+    return "-" if ending.code is None else str(ending.code)
+
+
+def best(entry: Entry) -> str:
+    """The best acceptance length that it measured."""
+    return "-" if entry.best_acceptance_length is None else f"{entry.best_acceptance_length:.2f}"
 
 
 def learnt(entry: Entry) -> str:
@@ -212,7 +232,7 @@ def document(history: History) -> dict[str, Any]:
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:
-    facts, record = entry.facts, entry.facts.record
+    facts, record, ending = entry.facts, entry.facts.record, entry.facts.ending
     return {
         "id": facts.id,
         "tag": facts.tag or None,
@@ -221,6 +241,13 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "created_at": entry.created_at,
         "created_by": record.get("created_by"),
         "took_s": entry.took_s,
+        "exit": ending
+        and {
+            "cause": ending.cause,
+            "code": ending.code,
+            "signal": ending.signal,
+            "oom": ending.oom,
+        },
         "recipe": record.get("recipe"),
         "variant": record.get("variant"),
         "release": record.get("release"),

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from dflashctl.render import table
 from dflashctl.render.hints import complete
 from dflashctl.render.text import age, count, duration, line, plural, ranges, size
-from dflashctl.runs.facts import Process
+from dflashctl.runs.alive import deadline
+from dflashctl.runs.facts import Hit, Process
+from dflashctl.runs.signs import since_step, usual_gap
 from dflashctl.runs.status import Look, Row
+from dflashctl.runs.vocabulary import Rules
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -130,6 +133,11 @@ def fact_lines(row: Row) -> list[tuple[str, str]]:
         values.setdefault("loss", steps.loss)
     if values:
         lines.append(("metrics", ", ".join(f"{name} {_figure(value)}" for name, value in values.items())))
+    if beat and not verdict.ended:
+        allowed = deadline(beat, Rules.of(facts.rules))
+        lines.append(
+            ("heartbeat", f"{age(beat.age_s)} old in phase {beat.phase}, which allows {age(allowed)}")
+        )
     if beat and beat.queues:
         lines.append(
             ("queues", ", ".join(f"{name} {depth}/{full}" for name, (depth, full) in beat.queues.items()))
@@ -205,6 +213,9 @@ def run_document(row: Row) -> dict[str, Any]:
         "total_steps": beat.total_steps if beat else None,
         "phase": beat.phase if beat else None,
         "heartbeat_age_s": beat.age_s if beat else None,
+        "heartbeat_deadline_s": deadline(beat, Rules.of(facts.rules)) if beat else None,
+        "step_age_s": None if verdict.ended else since_step(facts),
+        "usual_step_s": usual_gap(facts),
         "tokens_per_s": row.tokens_per_s,
         "metrics": dict(beat.metrics) if beat else {},
         "gpus": list(facts.gpu_indices),
@@ -212,7 +223,9 @@ def run_document(row: Row) -> dict[str, Any]:
         "release": record.get("release"),
         "log": log.path if log else None,
         "exceptions": log.exceptions if log else None,
+        "first_exception": _hit(log.first_exception) if log else None,
         "known_failures": [hit.name for hit in log.known] if log else [],
+        "known_lines": [_hit(hit) for hit in log.known] if log else [],
         "log_grown_bytes": log.grown if log else None,
         "last_line": log.last_line or None if log else None,
         "queues": {name: {"depth": depth, "size": full} for name, (depth, full) in beat.queues.items()}
@@ -233,6 +246,12 @@ def run_document(row: Row) -> dict[str, Any]:
         if ending is None
         else {"cause": ending.cause, "code": ending.code, "signal": ending.signal, "oom": ending.oom},
     }
+
+
+def _hit(hit: Hit | None) -> dict[str, Any] | None:
+    if hit is None:
+        return None
+    return {"name": hit.name or None, "line": hit.line, "count": hit.count, "text": hit.text}
 
 
 def _figure(value: float) -> str:

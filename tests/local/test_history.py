@@ -202,7 +202,10 @@ def test_as_a_person_types_it(
     out = capfd.readouterr().out
     assert out.splitlines()[0] == "here · 2 runs"
     row = next(line for line in out.splitlines() if line.startswith("localtls"))
-    assert row.endswith("7f3a91c2 (git 1c9e4d0, dirty)  000001  acceptance length 1.02 -> 2.44")
+    assert row.endswith(
+        "  4m12s  2.44  7f3a91c2 (git 1c9e4d0, dirty)  000001  acceptance length 1.02 -> 2.44"
+    )
+    assert row.split()[:3] == ["localtls", "finished", "0"]
     assert "4m12s" in row
     assert f"damaged: {runfolder.list_runs(state)[0].id}" in out
 

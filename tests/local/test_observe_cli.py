@@ -118,6 +118,9 @@ def test_details_name_processes_threads_queues_and_the_last_line(
     assert run["queues"] == {"hidden": {"depth": 8, "size": 8}}
     assert sum(run["process_list"][0]["thread_names"].values()) == 2
     assert run["last_line"] == "step 118 loss 2.3"
+    assert any(line.split()[:1] == ["heartbeat"] and "in phase training, which allows 60 s" in line
+               for line in out.splitlines())  # fmt: skip
+    assert run["heartbeat_deadline_s"] == 60.0 and run["step_age_s"] is None
 
 
 def test_status_json_has_its_schema_and_raw_values(
@@ -228,6 +231,9 @@ def test_explain_says_line_meaning_and_help(box: Any, cli: Callable[..., Any]) -
     assert "cuda-oom" in out and f"line 2: {CUDA_OOM}" in out and "dflashctl gpu" in out
     document = json.loads(cli("explain", "oom", "--json")[1])
     assert (document["schema"], document["matches"][0]["name"]) == ("dflashctl.explain/1", "cuda-oom")
+    (run,) = json.loads(cli("status", "oom", "--json")[1])["runs"]
+    assert run["known_lines"] == [{"name": "cuda-oom", "line": 2, "count": 1, "text": CUDA_OOM}]
+    assert run["first_exception"] is None
     status = cli("status")[1]
     assert "log line 2" in status and "known: dflashctl explain oom" in status
     assert "next: dflashctl explain oom · dflashctl logs oom" in status
