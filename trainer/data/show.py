@@ -19,7 +19,7 @@ from trainer.data.store import Store
 from trainer.data.stored import StoredRows
 from trainer.errors import DataError
 
-TRAINED, CONTEXT, HEADING = "bold green", "default", "black on cyan"
+TRAINED, CONTEXT, HEADING = "bold green", "", "black on cyan"
 
 
 @dataclass(frozen=True)
