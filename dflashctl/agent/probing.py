@@ -3,6 +3,7 @@ to."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import time
 from typing import Any, Dict, List
@@ -27,6 +28,7 @@ def probe_follow(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         raise AgentError("not_found", "no run %s" % run.id)
     log = Growing(run.log_path(run.record().value or {})) if request.get("log") else None
     results, said = Growing(run.file(RESULTS)), Lines()
+    words = codecs.getincrementaldecoder("utf-8")("replace")  # a character may come in two pieces
     until = time.monotonic() + float(request["wait_s"])
     look = {"state_dir": request["state_dir"], "id": run.id, "wait_s": 0.0}
     while True:
@@ -37,7 +39,7 @@ def probe_follow(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
             data = log.more()
             if not data:
                 break
-            emit({"log": data.decode("utf-8", "replace")})
+            emit({"log": words.decode(data)})
         if not end["live"] or time.monotonic() >= until or getattr(emit, "gone", False):
             return dict(end, results=said.all)
         time.sleep(POLL_S)

@@ -16,7 +16,8 @@ Answer = Literal["passes", "fails", "hangs", "crashes", "needs", "not run"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """About one case. `failure`: its row in the table of known failures; `said`: the error, or what is
+    """About one case. `failure`: its row in the table of known failures, of several
+    the one that was expected; `said`: the error, or what is
     needed. `agrees`: with `expected`; None where nothing is expected or nothing was tried."""
 
     case: Case
@@ -66,28 +67,30 @@ def judge(
     if last.get("state") != "ended":
         begun = "it was ended while it ran" if mine else "the probe ended before"
         return Verdict(case, "not run", begun, expected=wanted)
-    answer, said, failure = _outcome(last, deadline_s)
+    answer, said, failures = _outcome(last, deadline_s)
+    meant = [name for name in failures if wanted is not None and name in wanted.failures]
+    failure = next(iter(meant + failures), None)
     figures = (last.get("answer") or {}).get("figures") or {}
     return Verdict(case, answer, said, failure, wanted, last.get("seconds"), figures)
 
 
-def _outcome(ended: Mapping[str, Any], deadline_s: float) -> tuple[Answer, str, str | None]:
-    """(answer, what was said, the known failure)."""
+def _outcome(ended: Mapping[str, Any], deadline_s: float) -> tuple[Answer, str, list[str]]:
+    """(answer, what was said, the known failures that its words show)."""
     from trainer.failures import find
 
     tail = str(ended.get("tail") or "")
     if ended.get("timed_out"):
         killed = "and even SIGKILL does not end it" if ended.get("unkillable") else "killed"
-        return "hangs", f"not done within {deadline_s:g} s, {killed}", None
+        return "hangs", f"not done within {deadline_s:g} s, {killed}", []
     told = ended.get("answer") or {}
     if told.get("ok") and ended.get("exit") == 0:
-        return "passes", "", None
+        return "passes", "", []
     text = "\n".join(str(each.get("text")) for each in told.get("errors") or ()) or tail
     names = [row.name for row in find(text)]
     if ended.get("signal"):
-        return "crashes", f"{signal_name(int(ended['signal']))}: {last_line(tail)}", next(iter(names), None)
+        return "crashes", f"{signal_name(int(ended['signal']))}: {last_line(tail)}", names
     count = f" ({told['said']})" if told.get("said") else ""
-    return "fails", last_line(text) + count, next(iter(names), None)
+    return "fails", last_line(text) + count, names
 
 
 def signal_name(number: int) -> str:

@@ -4,7 +4,9 @@ pure."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +73,15 @@ ROWS: list[tuple[str, str, dict[str, Any], str, bool | None, bool]] = [
     ("inductor-threads-at-once", "2.11.0+cu130", {}, "passes", True, False),
     ("inductor-threads-at-once", "2.13.0", failed(RACE), "fails: fx-trace-race", True, False),
     ("inductor-threads-at-once", "2.13.0", failed(TLS), "fails: cudagraph-trees-tls", False, True),
+    # of several failures the expected one counts
+    (
+        "trees-off-threads-at-once",
+        "2.11.0+cu130",
+        failed(f"{RACE}\n{POINTER}", "2 of 3 failed"),
+        "fails: cudagraph-legacy-pointer",
+        True,
+        False,
+    ),
     # nothing is expected of these
     ("trees-off", "2.13.0", {}, "passes", None, False),
     ("trees-off", "2.13.0", failed("ValueError: odd"), "fails: ValueError: odd", None, True),
@@ -226,6 +237,15 @@ def test_a_wrong_row_is_refused_by_name(change: dict[str, Any]) -> None:
     assert len(expect.parse(json.dumps({"probes": [good]}), list(by_name()))) == 1
     with pytest.raises(ValueError, match="threads one-thread"):
         expect.parse(json.dumps({"probes": [{**good, **change}]}), list(by_name()))
+
+
+def test_the_page_shows_what_the_table_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "probe.md").read_text()
+    for case in PROBES["threads"].cases:
+        (line,) = re.findall(rf"^\| `{case.name}` \| .* \| (.+) \| (.+) \|$", page, re.MULTILINE)
+        rows = [expected("threads", case.name, torch) for torch in ("2.11.0+cu130", "2.13.0+cu130")]
+        assert line == tuple(f"{row.words} ({row.basis})" if row else "-" for row in rows), case.name
+    assert all(f"`{name}`" in page for name in PROBES)
 
 
 # --- what is sent and on which GPUs -------------------------------------------------------------------------
