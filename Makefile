@@ -61,8 +61,9 @@ conformance: venv  ## the table of what the real pct was seen to do, against the
 bench-cli: venv  ## how long the commands take beside a bare `ssh host pct exec` (root)
 	$(PY) bench/cli.py
 
-soak: venv  ## the long campaigns
+soak: venv  ## the long campaigns, and the unit tests' properties with many fresh examples
 	$(PY) -m pytest -n $(WORKERS) -m soak tests
+	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" --hypothesis-profile fresh tests/unit
 
 bench-deploy: venv  ## deploys beside scp + pct push + pct exec, Ansible and sftp (root; about 12 minutes)
 	$(PY) bench/deploy.py

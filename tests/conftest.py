@@ -9,8 +9,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent / "kit"))  # what several layers use
+
+# The same examples each time, and no clock: what fails fails for everybody. `make soak` draws fresh ones.
+_PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
+settings.register_profile("fixed", derandomize=True, **_PATIENT)
+settings.register_profile("fresh", derandomize=False, print_blob=True, max_examples=1000, **_PATIENT)
+settings.load_profile("fixed")
 
 # xdist tells its workers the terminal's width; output that programs read must not be folded to it.
 os.environ.pop("COLUMNS", None)

@@ -14,7 +14,7 @@ from functools import cache
 @cache
 def glob_regex(pattern: str) -> re.Pattern[str]:
     """A pattern as a regular expression over paths with `/`."""
-    text = pattern.removeprefix("./").rstrip("/")
+    text = _bare(pattern)
     parts: list[str] = []
     at = 0
     while at < len(text):
@@ -43,6 +43,11 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"(?s:{whole})(?:/.*)?\Z", re.DOTALL)
 
 
+def _bare(pattern: str) -> str:
+    """A pattern without what does not count; "" and "." mean the whole tree."""
+    return pattern.removeprefix("./").rstrip("/")
+
+
 def matches(path: str, patterns: list[str]) -> bool:
     """Does any pattern match the path, or a folder above it?"""
     return any(glob_regex(pattern).match(path) for pattern in patterns)
@@ -52,10 +57,10 @@ def may_match_below(folder: str, patterns: list[str]) -> bool:
     """Could a pattern match something in this folder? False saves a walk through it."""
     here = folder.split("/")
     for pattern in patterns:
-        steps = pattern.removeprefix("./").rstrip("/").split("/")
+        steps = _bare(pattern).split("/")
         fixed = list(itertools.takewhile(lambda step: not re.search(r"[*?[]", step), steps))
         shared = min(len(here), len(fixed))
-        if pattern in (".", "./") or (here[:shared] == fixed[:shared]):
+        if _bare(pattern) in ("", ".") or here[:shared] == fixed[:shared]:
             return True
     return False
 

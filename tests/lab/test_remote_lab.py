@@ -87,14 +87,22 @@ def test_commands_inside_start_in_a_known_environment(engine: PctEngine) -> None
     assert sorted(lines) == sorted(expected)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(words=st.lists(st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=20), max_size=5))
 def test_arguments_arrive_unchanged_inside(engine: PctEngine, words: list[str]) -> None:
     done = engine.run(["printf", "%s\\0", "-", *words], timeout_s=30)
     assert done.stdout.decode() == "".join(f"{word}\0" for word in ["-", *words])
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(data=st.binary(max_size=3000))
 def test_any_bytes_on_stdin_come_back(engine: PctEngine, data: bytes) -> None:
     assert engine.run(["cat"], stdin=data, timeout_s=30).stdout == data

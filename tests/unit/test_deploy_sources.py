@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dflashctl.config.recipe import Deploy
@@ -85,6 +85,7 @@ paths = st.lists(names, min_size=1, max_size=4).map("/".join)
 
 
 @given(paths, paths)
+@example("./.", "a/b")
 def test_a_walk_never_passes_by_a_folder_that_a_pattern_means(pattern: str, path: str) -> None:
     if glob_regex(pattern).match(path):
         for depth in range(1, path.count("/") + 1):

@@ -150,7 +150,11 @@ def test_what_cannot_travel_is_refused(engine: LocalEngine) -> None:
             engine.run(argv, timeout_s=10)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(words=st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=6))
 def test_arguments_arrive_unchanged(engine: LocalEngine, words: list[str]) -> None:
     script = "import sys, os; sys.stdout.buffer.write(b'\\0'.join(os.fsencode(w) for w in sys.argv[1:]))"

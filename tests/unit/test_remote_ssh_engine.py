@@ -66,7 +66,11 @@ def test_the_environment_is_the_known_one(engine: SshEngine) -> None:
     assert sorted(lines) == sorted([f"PATH={engine.host.path}", f"HOME={engine.host.home}", "LANG=C.UTF-8"])
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(words=st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=6))
 def test_arguments_arrive_unchanged_through_ssh_and_a_real_shell(engine: SshEngine, words: list[str]) -> None:
     done = engine.run(["printf", "%s\\0", "-", *words], timeout_s=20)
