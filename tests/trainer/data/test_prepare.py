@@ -132,7 +132,11 @@ class Stop(BaseException):
     """What ends a process at a moment that it did not choose."""
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     stops=st.lists(st.tuples(st.integers(0, 40), st.binary(max_size=30)), max_size=4),
     chunk=st.integers(150, 900),

@@ -247,7 +247,11 @@ def by_rule(rows: Iterator[Job | RowResult], told: Any) -> Iterator[RowResult]:
         yield each
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(cuts=st.lists(st.integers(0, 3000), max_size=5), window=st.integers(1, 5))
 def test_an_interrupted_regenerate_goes_on_to_the_same_files(
     cuts: list[int], window: int, tmp_path_factory: pytest.TempPathFactory

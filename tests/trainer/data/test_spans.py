@@ -150,7 +150,11 @@ TEXTS = st.text(
 ).filter(lambda text: "\U0010f5a1" not in text)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     turns=st.lists(st.tuples(TEXTS.filter(str.strip), TEXTS.filter(str.strip)), min_size=1, max_size=4),
     kind=st.sampled_from(["chatml", "chatml-marked", "qwen3", "llama3"]),
