@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from trainer.config import Evaluate
+from trainer.data.cli import Arguments, Date, TemplateFile, Thinking, mode_of, say
 from trainer.machine import prepare_environment
 
 
 def eval(
     checkpoint: Annotated[Path, typer.Argument(help="A folder with a drafter (checkpoints/step-...).")],
     target: Annotated[str, typer.Option(help="The target's folder.")],
-    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts.")] = 24,
+    sets: Annotated[
+        list[Path] | None,
+        typer.Option("--set", help="A published file of an evaluation set; repeatable. Else held-out text."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Of each set.")] = 24,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode after each.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="Of sampled figures; 0: greedy only.")] = 0.7,
     seed: Annotated[int, typer.Option(min=0, help="Chooses prompts and luck.")] = 0,
@@ -26,6 +30,10 @@ def eval(
     ] = "auto",
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to decode.")] = "auto",
     batch: Annotated[int, typer.Option(min=1, help="Prompts of one length decoded together.")] = 1,
+    thinking: Thinking = None,
+    template_file: TemplateFile = None,
+    arguments: Arguments = None,
+    date: Date = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead.")] = False,
 ) -> None:
     """Measure a drafter by real decoding: acceptance length, speed, and that the text is the target's own."""
@@ -34,13 +42,14 @@ def eval(
     prepare_environment()
 
     def work() -> None:
-        from trainer.evaluate_checkpoint import evaluate_checkpoint
+        from trainer.evaluate_checkpoint import Questions, evaluate_checkpoint
         from trainer.evaluation_report import document, evaluation_report
         from trainer.measure import Options
 
         section = Evaluate(prompts=prompts, new_tokens=new_tokens, temperature=temperature or 1.0)
         options = Options(dtype, device, batch, sampled=temperature > 0)
-        found = evaluate_checkpoint(checkpoint, target, section, seed, options, None, tell)
+        asked = Questions(sets, mode_of(thinking, arguments, date), template_file) if sets else None
+        found = evaluate_checkpoint(checkpoint, target, section, seed, options, asked, say)
         if as_json:
             print(json.dumps(document(found), indent=2))
         else:
@@ -49,7 +58,3 @@ def eval(
         found.check()
 
     raise SystemExit(guarded(work, None))
-
-
-def tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

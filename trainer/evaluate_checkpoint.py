@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from trainer.checkpoint import load_drafter, read_drafter_config
 from trainer.config import Evaluate
-from trainer.data.prompts import draw_prompts
+from trainer.data.chat_template import Mode
+from trainer.data.encoding import Encoder
 from trainer.decode import RereadTarget, reader
 from trainer.errors import TrainerError
 from trainer.figures import repeated_ngrams
 from trainer.machine import usable_cores
-from trainer.measure import Bench, Found, Options, PromptSet, SetResult
-from trainer.model.pair import check_pair
+from trainer.measure import Bench, Found, Options, SetResult
+from trainer.model.pair import check_pair, dimension
 from trainer.model.target import load_target, read_config
+from trainer.prompt_sets import PromptSet, held_out, questions
 from trainer.setup import choose_device, find_target, load_tokenizer
 
 
@@ -25,6 +27,18 @@ class NotLossless(TrainerError):
     """Greedy speculative text is not the target's own."""
 
     exit_code = 4
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Files of evaluation sets, and how the target's template asks them."""
+
+    files: list[Path]
+    mode: Mode = field(default_factory=Mode)
+    template_file: Path | None = None
+
+    def read(self, target: Path, encoder: Encoder, limit: int) -> list[PromptSet]:
+        return questions(self.files, target, encoder, self.mode, self.template_file, limit)
 
 
 @dataclass(frozen=True)
@@ -75,13 +89,13 @@ def evaluate_checkpoint(
     section: Evaluate,
     seed: int,
     options: Options | None = None,
-    sets: Callable[[Path], list[PromptSet]] | None = None,
+    asked: Questions | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Evaluation:
     """Measure the drafter in `folder`.
 
     Args:
-        sets: reads the prompts, given the target's folder; None: held-out text of the standard library.
+        asked: evaluation sets; None: held-out text of the standard library.
         say: hears what is being done.
     Raises:
         ConfigError: no drafter there, or one that was made for another target.
@@ -91,22 +105,24 @@ def evaluate_checkpoint(
     place = find_target(target_path)
     raw, shape = read_config(place), read_drafter_config(folder)
     check_pair(shape, raw, str(folder), str(place))
-    tokenizer = load_tokenizer(place, int(raw["vocab_size"]))
-    if sets is None:
-        drawn = draw_prompts(tokenizer, section.prompts, section.prompt_tokens, True, seed)
-        prompts = [PromptSet("stdlib", drawn.tolist())]
+    load_tokenizer(place, dimension(raw, "vocab_size"))  # refuses one that does not fit
+    encoder = Encoder(place)
+    if asked is None:
+        sets = held_out(encoder, section.prompts, section.prompt_tokens, seed)
     else:
-        prompts = sets(place)
+        sets = asked.read(place, encoder, section.prompts)
     device = choose_device(options.device)
     narrow = options.dtype == "bfloat16" or (options.dtype == "auto" and device.type == "cuda")
     dtype = torch.bfloat16 if narrow else torch.float32
     target = load_target(place, shape.taps, dtype, device)
     drafter = load_drafter(folder).to(device, dtype).eval()
-    bench = Bench(target, drafter, section, options, seed)
-    bench.warm_up(prompts[0].prompts[0])
+    # A chat ends its turns with tokens that only the tokenizer's files may name.
+    ends = [token for token in map(encoder.tokenizer.token_to_id, encoder.ends) if token is not None]
+    bench = Bench(target, drafter, section, options, seed, ends)
+    bench.warm_up(sets[0])
     results = []
-    for each in prompts:
-        say(f"{each.name}: {len(each.prompts)} prompts, {section.new_tokens} tokens each")
+    for each in sets:
+        say(f"{each.name}: {len(each.conversations)} prompts, up to {section.new_tokens} tokens each")
         results.append(bench.measure(each))
     return Evaluation(
         str(folder),

@@ -8,7 +8,7 @@ distributed as the target's own. Rates count what is written after the prompts' 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
@@ -23,19 +23,12 @@ from trainer.figures import Run
 from trainer.lossless import Divergence, divergences
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.prompt_sets import PromptSet
 from trainer.proposers import PromptLookup, Proposer
 from trainer.sampling import Matching, Rejection, Way
 
 WARM_TOKENS = 4
 METHODS = ("target", "drafter", "prompt_lookup")
-
-
-@dataclass(frozen=True)
-class PromptSet:
-    """Prompts of one data set, as token ids."""
-
-    name: str
-    prompts: list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class Found:
     """A divergence, and where it is."""
 
     set: str
-    prompt: int
+    prompt: int  # its number in the order of decoding
     method: str
     divergence: Divergence
 
@@ -98,43 +91,55 @@ class Bench:
         section: Evaluate,
         options: Options,
         seed: int = 0,
+        ends: Collection[int] = (),
     ) -> None:
+        """ends: tokens that end a text, beside those that the target's configuration names."""
         self.target, self.drafter, self.section, self.options = target, drafter, section, options
         self.block_size = drafter.config.block_size
-        self.ends = end_ids(target.config)
+        self.ends = end_ids(target.config) | frozenset(ends)
         self.exact = target.dtype == torch.float32
         self.step = training_step(drafter, target)
         self.ways: dict[str, Way] = {"greedy": Matching(greedy)}
         if options.sampled:
             self.ways["sampled"] = Rejection(section.temperature, seed, target.device)
 
-    def warm_up(self, prompt: list[int]) -> None:
+    def warm_up(self, given: PromptSet) -> None:
         """Kernels are chosen and memory is taken before anything is timed."""
-        given = torch.tensor([prompt], device=self.target.device)
+        prompt = torch.tensor([given.conversations[0].prompt([])], device=self.target.device)
         for name in self.ways:
             for method in METHODS:
-                self.decode(given, name, method, WARM_TOKENS)
+                self.decode(prompt, name, method, WARM_TOKENS)
 
     def measure(self, given: PromptSet) -> SetResult:
-        """All ways and methods on one set."""
-        runs = {name: dict.fromkeys(METHODS, Run()) for name in self.ways}
-        result = SetResult(given.name, len(given.prompts), runs)
-        for start, prompts in self.batches(given.prompts):
-            for name, methods in result.runs.items():
-                for method in METHODS:
-                    methods[method] += self.decode(prompts, name, method, self.section.new_tokens)
-            self.compare(result, start, prompts)
-        return result
+        """All ways and methods on one set, turn by turn."""
+        result = SetResult(given.name, 0, {name: dict.fromkeys(METHODS, Run()) for name in self.ways})
+        answers: list[list[list[int]]] = [[] for _ in given.conversations]
+        while True:
+            pairs = zip(given.conversations, answers, strict=True)
+            asked = [each.prompt(said) for each, said in pairs]
+            prompts = {number: prompt for number, prompt in enumerate(asked) if prompt is not None}
+            if not prompts:
+                return result
+            for numbers, batch in self.batches(prompts):
+                for name, methods in result.runs.items():
+                    for method in METHODS:
+                        methods[method] += self.decode(batch, name, method, self.section.new_tokens)
+                self.compare(result, batch)
+                own = result.runs["greedy"]["target"].outputs[-len(numbers) :]
+                for number, output in zip(numbers, own, strict=True):
+                    said = output.tokens[: self.section.new_tokens]
+                    answers[number].append([token for token in said if token not in self.ends])
+            result.prompts += len(prompts)
 
-    def batches(self, prompts: Sequence[list[int]]) -> list[tuple[int, Tensor]]:
-        """Prompts in their order, neighbours of one length together: (number of the first, ids [R, P])."""
-        found, start = [], 0
-        for _, group in groupby(prompts, len):
+    def batches(self, prompts: dict[int, list[int]]) -> list[tuple[list[int], Tensor]]:
+        """Prompts in their order, neighbours of one length together: (their numbers, ids [R, P])."""
+        found = []
+        for _, group in groupby(prompts, lambda number: len(prompts[number])):
             same = list(group)
             for place in range(0, len(same), self.options.batch):
                 part = same[place : place + self.options.batch]
-                found.append((start, torch.tensor(part, device=self.target.device)))
-                start += len(part)
+                ids = torch.tensor([prompts[number] for number in part], device=self.target.device)
+                found.append((part, ids))
         return found
 
     def decode(self, prompts: Tensor, way: str, method: str, new_tokens: int) -> Run:
@@ -164,15 +169,16 @@ class Bench:
         mark()
         return Run(outputs, marks[-1] - marks[0])
 
-    def compare(self, result: SetResult, start: int, prompts: Tensor) -> None:
+    def compare(self, result: SetResult, prompts: Tensor) -> None:
         """The last batch's greedy texts against the target's own, and its blocks against the training
         pass.
         """
         runs, count = result.runs["greedy"], len(prompts)
-        own = runs["target"].outputs[-count:]
+        own = runs["target"].outputs
         for method in METHODS[1:]:
-            for row, output in enumerate(runs[method].outputs[-count:]):
-                for each in divergences(self.target, prompts[row], own[row], output, self.exact):
-                    result.found.append(Found(result.name, start + row, method, each))
-        for row, output in enumerate(runs["drafter"].outputs[-count:]):
-            result.right += right_slots(self.step, self.target, prompts[row], output)
+            for row, output in enumerate(runs[method].outputs[-count:], len(own) - count):
+                prompt = prompts[row - len(own)]
+                for each in divergences(self.target, prompt, own[row], output, self.exact):
+                    result.found.append(Found(result.name, row, method, each))
+        for prompt, output in zip(prompts, runs["drafter"].outputs[-count:], strict=True):
+            result.right += right_slots(self.step, self.target, prompt, output)

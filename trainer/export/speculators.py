@@ -15,6 +15,7 @@ from trainer.export.hf import ARCHITECTURE, check_plain
 from trainer.model.drafter_config import DrafterConfig, from_json
 
 VERSION = "0.9.0"  # of speculators: its layout is this one
+IDENTITY = "target_identity"
 NOT_NESTED = ("architectures", "block_size", "dflash_config", "num_target_layers", "dtype")
 
 
@@ -27,7 +28,9 @@ def speculators_json(
         target: the name or folder under which readers find the target.
         architectures: the target's.
     """
-    body = {key: value for key, value in config.to_json(dtype).items() if key not in NOT_NESTED}
+    flat = config.to_json(dtype)
+    body = {key: value for key, value in flat.items() if key not in NOT_NESTED}
+    known = flat["dflash_config"].get(IDENTITY)
     return {
         "architectures": [ARCHITECTURE],
         "aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],
@@ -57,6 +60,7 @@ def speculators_json(
         "target_hidden_size": None,
         "tie_word_embeddings": False,
         "transformer_layer_config": body,
+        **({IDENTITY: known} if known else {}),  # our own; readers pass over keys that they do not know
     }
 
 
@@ -95,6 +99,7 @@ def read_speculators(data: Mapping[str, Any], target_layers: int | None, where: 
         "dflash_config": {
             "mask_token_id": data.get("mask_token_id"),
             "target_layer_ids": [tap - 1 for tap in taps],
+            IDENTITY: data.get(IDENTITY),
         },
         "draft_vocab_size": data.get("draft_vocab_size"),
         "num_target_layers": target_layers,

@@ -19,11 +19,11 @@ from trainer import as_trained, step
 from trainer.decode import BatchDrafter, greedy, speculate
 from trainer.evaluate_checkpoint import Evaluation
 from trainer.evaluation_report import document, evaluation_report
-from trainer.measure import PromptSet
 from trainer.model.drafter import Drafter
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.mask import Bounds, bounds
 from trainer.model.target import Target
+from trainer.prompt_sets import given
 from trainer.sampling import Matching
 
 
@@ -110,11 +110,11 @@ def test_on_targets_that_slide_or_recur_too(kind: str, make_drafter: Callable[..
 
 def test_a_leak_shows_as_a_promise_that_decoding_does_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     target, drafter = transparent_target(), last_state_reader()
-    given = PromptSet("tiny", prompts().tolist())
-    honest = bench(target, drafter, sampled=False).measure(given)
+    tiny = given("tiny", prompts().tolist())
+    honest = bench(target, drafter, sampled=False).measure(tiny)
     assert honest.disagreeing == 0
     monkeypatch.setattr(step, "bounds", leaky)
-    result = bench(target, drafter, sampled=False).measure(given)
+    result = bench(target, drafter, sampled=False).measure(tiny)
     real = result.runs["greedy"]["drafter"].acceptance_length
     assert real == honest.runs["greedy"]["drafter"].acceptance_length == honest.as_trained
     assert result.as_trained > real + 0.8  # the slot after the anchor is always right

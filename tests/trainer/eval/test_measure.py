@@ -25,10 +25,11 @@ from trainer.evaluate_checkpoint import Evaluation, NotLossless
 from trainer.evaluation_report import document, evaluation_report
 from trainer.figures import Run, Slot
 from trainer.lossless import Divergence
-from trainer.measure import Bench, PromptSet, SetResult
+from trainer.measure import Bench, SetResult
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 from trainer.optim import DrafterOptimizer
+from trainer.prompt_sets import given
 from trainer.proposers import PromptLookup
 from trainer.readers import BatchTarget
 from trainer.sampling import Draft, Matching, Way
@@ -85,13 +86,14 @@ def test_lookup_that_finds_nothing_proposes_nothing() -> None:
 def test_batches_change_no_text(make_drafter: Callable[..., Drafter]) -> None:
     target = Target(random_model("qwen3"), TAPS)
     made, single = (bench(target, make_drafter(), batch=batch, sampled=False) for batch in (2, 1))
-    result, one = (each.measure(PromptSet("ragged", ragged())) for each in (made, single))
+    result, one = (each.measure(given("ragged", ragged())) for each in (made, single))
     for method in ("target", "drafter", "prompt_lookup"):
         texts = [output.tokens for output in result.runs["greedy"][method].outputs]
         assert texts == [output.tokens for output in one.runs["greedy"][method].outputs]
     # Neighbours of one length go together, in their order.
-    assert [start for start, _ in made.batches(ragged())] == [0, 2, 3, 4]
-    assert [start for start, _ in single.batches(ragged())] == [0, 1, 2, 3, 4, 5]
+    numbered = dict(enumerate(ragged()))
+    assert [numbers for numbers, _ in made.batches(numbered)] == [[0, 1], [2], [3], [4, 5]]
+    assert [numbers for numbers, _ in single.batches(numbered)] == [[number] for number in range(6)]
     assert result.prompts == 6 and not result.found and result.disagreeing == 0
 
 
@@ -102,7 +104,7 @@ def test_all_methods_write_the_targets_own_greedy_text(
     """On every architecture, token by token in float32; the sampled runs are complete too."""
     target = Target(random_model(kind), TAPS)
     result = bench(target, make_drafter(("sliding_attention", "full_attention"))).measure(
-        PromptSet("two", ragged()[:2])
+        given("two", ragged()[:2])
     )
     own = result.runs["greedy"]["target"].outputs
     for method in ("drafter", "prompt_lookup"):
@@ -121,7 +123,7 @@ def evaluation(results: list[SetResult], made: Bench, dtype: str = "float32") ->
 def test_the_document_has_every_figure(make_drafter: Callable[..., Drafter]) -> None:
     target = Target(random_model("qwen3"), TAPS)
     made = bench(target, make_drafter())
-    results = [made.measure(PromptSet("one", ragged()[:2])), made.measure(PromptSet("two", ragged()[2:3]))]
+    results = [made.measure(given("one", ragged()[:2])), made.measure(given("two", ragged()[2:3]))]
     found = evaluation(results, made)
     data = json.loads(json.dumps(document(found)))
     assert data["schema"] == "trainer.eval/1" and data["lossless"] is True and data["training_agrees"] is True
@@ -151,9 +153,9 @@ def test_the_document_has_every_figure(make_drafter: Callable[..., Drafter]) -> 
 def test_the_end_token_ends_every_method(make_drafter: Callable[..., Drafter]) -> None:
     target = Target(random_model("qwen3"), TAPS)
     made = bench(target, make_drafter(), sampled=False)
-    free = made.measure(PromptSet("free", ragged()[:2])).runs["greedy"]["target"].outputs
+    free = made.measure(given("free", ragged()[:2])).runs["greedy"]["target"].outputs
     made.ends = frozenset({free[0].tokens[9], free[1].tokens[4]})
-    result = made.measure(PromptSet("ended", ragged()[:2]))
+    result = made.measure(given("ended", ragged()[:2]))
     assert not result.found and result.disagreeing == 0
     for run in result.runs["greedy"].values():
         assert all(output.ended and output.tokens[-1] in made.ends for output in run.outputs)
@@ -169,11 +171,11 @@ def test_in_bfloat16_ties_are_counted_and_are_no_fault(make_drafter: Callable[..
     weight.data[1::2] = weight.data[::2]
     target = Target(model.to(torch.bfloat16), TAPS)
     made = bench(target, make_drafter().bfloat16(), sampled=False)
-    result = made.measure(PromptSet("twins", ragged()[:1]))
+    result = made.measure(given("twins", ragged()[:1]))
     result.runs["greedy"]["drafter"].outputs[0].tokens[3] ^= 1
     result.found.clear()
     result.right.clear()
-    made.compare(result, 0, torch.tensor(ragged()[:1]))
+    made.compare(result, torch.tensor(ragged()[:1]))
     found = evaluation([result], made, "bfloat16")
     assert (3, 0.0) in [(each.divergence.position, each.divergence.gap) for each in result.found]
     found.check()  # does not raise
@@ -181,7 +183,7 @@ def test_in_bfloat16_ties_are_counted_and_are_no_fault(make_drafter: Callable[..
     note = next(note for note in evaluation_report(found).notes if note.startswith("lossless"))
     assert note.startswith("lossless: yes") and "near-ties went the other way, 0 tokens are wrong" in note
     made.exact = True  # as in float32
-    made.compare(result, 0, torch.tensor(ragged()[:1]))
+    made.compare(result, torch.tensor(ragged()[:1]))
     with pytest.raises(NotLossless):
         evaluation([result], made).check()
 
@@ -214,7 +216,7 @@ def test_a_cache_that_keeps_a_rejected_token_is_a_fault(
     monkeypatch.setattr(BatchTarget, "keep", taken_back_too_little)
     monkeypatch.setattr("trainer.measure.BatchDrafter", lambda *given: Wild())
     monkeypatch.setattr("trainer.measure.right_slots", lambda *given: [0] * len(given[3].emitted))
-    result = made.measure(PromptSet("spoilt", ragged()[:2]))
+    result = made.measure(given("spoilt", ragged()[:2]))
     found = evaluation([result], made, str(dtype).removeprefix("torch."))
     with pytest.raises(NotLossless) as caught:
         found.check()

@@ -23,6 +23,7 @@ from trainer import checkpoint
 from trainer.cli import app
 from trainer.errors import ConfigError
 from trainer.export.commands import export, import_drafter
+from trainer.model.target_identity import TargetIdentity
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -39,7 +40,14 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("format", ["hf", "speculators"])
 @pytest.mark.parametrize("layers", ["full", "sliding", "mixed"])
-@pytest.mark.parametrize("changes", [{}, {"rope_scaling": LLAMA3, "attention_bias": True, "eos_token_id": 9}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_scaling": LLAMA3, "attention_bias": True, "eos_token_id": 9},
+        {"target": TargetIdentity("tiny", model_type="qwen3", tie_word_embeddings=False)},
+    ],
+)
 def test_out_in_and_out_again_is_the_same_to_the_byte(
     format: str, layers: str, changes: dict[str, Any], tmp_path: Path, target_folder: Path
 ) -> None:

@@ -22,6 +22,7 @@ from trainer import checkpoint
 from trainer.data.packing import pack
 from trainer.export.commands import export, import_drafter
 from trainer.model.target import States, Target
+from trainer.model.target_identity import TargetIdentity
 from trainer.step import Batch, DrafterStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
@@ -56,7 +57,8 @@ def test_the_same_logits(
 ) -> None:
     """A packed row of three documents with our anchors. The window is longer than the documents: its sliding
     layers hang theirs at the anchor, ours moves on with the slot, as servers do."""
-    changes = {"sliding_window": 40} if layers == "mixed" else {}
+    changes: dict[str, Any] = {"sliding_window": 40} if layers == "mixed" else {}
+    changes["target"] = TargetIdentity("tiny", model_type="qwen3")  # a key of ours, which it passes over
     made, target = drafter(layers, **changes), Target(qwen3(), TAPS)
     out = tmp_path / "out"
     export(saved(made, tmp_path / "run"), out, "speculators", target_folder, None, "float32", with_head)
