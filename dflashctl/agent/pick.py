@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Any, Dict, List, Tuple
 
@@ -10,6 +11,7 @@ from . import AgentError, proc
 from .runfolder import RunFolder, list_runs, runs_folder
 
 RECENT_S = 86400.0
+ID_OR_END = re.compile(r"(?:\d{8}T\d{9}-)?[0-9a-f]{6}")
 LIMIT = 8
 
 
@@ -90,10 +92,15 @@ def by_id(state_dir: str, everything: List[RunFolder], wanted: str) -> RunFolder
 
 
 def by_tag(state_dir: str, everything: List[RunFolder], wanted: str) -> RunFolder:
-    """The newest run with this tag."""
+    """The newest run with this tag; where nothing has it, the run with this id, or with this end of one as
+    lists show it. A run whose record is damaged has nothing else to be called by."""
     for run in everything:
         if (run.record().value or {}).get("tag") == wanted:
             return run
+    if ID_OR_END.fullmatch(wanted):
+        for run in everything:
+            if run.id.endswith(wanted):
+                return run
     raise not_found(state_dir, everything, "no run has the tag %r" % wanted)
 
 

@@ -12,7 +12,7 @@ app = typer.Typer()
 SCAN_S = 30.0
 """A log of several gigabytes is searched whole."""
 
-TagArgument = Annotated[str, typer.Argument(help="A run's tag.")]
+TagArgument = Annotated[str, typer.Argument(help="A run's tag or id.")]
 
 
 @app.command()

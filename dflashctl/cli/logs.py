@@ -17,7 +17,7 @@ app = typer.Typer()
 SCHEMA = "dflashctl.logs/1"
 
 TagArgument = Annotated[
-    str | None, typer.Argument(help="A run's tag; without it the only live run, else the newest.")
+    str | None, typer.Argument(help="A run's tag or id; without it the only live run, else the newest.")
 ]
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")]
 LinesOption = Annotated[

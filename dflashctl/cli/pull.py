@@ -11,7 +11,7 @@ import typer
 from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
 
 app = typer.Typer()
-TagArgument = Annotated[str, typer.Argument(help="A run's tag.")]
+TagArgument = Annotated[str, typer.Argument(help="A run's tag or id.")]
 WhatOption = Annotated[str, typer.Option("--what", help="checkpoints, metrics or log.")]
 ToOption = Annotated[
     Path | None, typer.Option("--to", help="Folder (pulled/TAG/ID/WHAT).", show_default=False)

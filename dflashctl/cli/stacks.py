@@ -10,7 +10,7 @@ from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
 
 app = typer.Typer()
 TagArgument = Annotated[
-    str | None, typer.Argument(help="A run's tag; without it the only live run.", show_default=False)
+    str | None, typer.Argument(help="A run's tag or id; without it the only live run.", show_default=False)
 ]
 AgainOption = Annotated[float, typer.Option("--again", help="Seconds between the looks.", min=0.1, max=60)]
 

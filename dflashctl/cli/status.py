@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 SCHEMA = "dflashctl.status/1"
 
-TagArgument = Annotated[str | None, typer.Argument(help="A run's tag; without it all runs of today.")]
+TagArgument = Annotated[str | None, typer.Argument(help="A run's tag or id; without it all runs of today.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Look again and again until the runs end.")]
 CheckOption = Annotated[
     bool, typer.Option("--check", help="Exit with 7 when a run failed, is wedged or lost.")

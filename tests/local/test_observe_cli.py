@@ -162,6 +162,24 @@ def test_an_unknown_tag_exits_with_6_and_one_message(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_run_is_also_known_by_its_id_or_the_end_of_it(
+    box: Any, cli: Callable[..., Any], whole: bool
+) -> None:
+    """The only name that one with a damaged record has left; an earlier run of a tag has no other, too."""
+    first = box.python("print('the first')", "t")
+    box.wait(first)
+    box.wait(box.python("print('the second')", "t"))
+    name = first["id"] if whole else first["id"][-6:]
+    assert cli("logs", name)[1] == "the first\n" and cli("logs", "t")[1] == "the second\n"
+    for verb in (["status"], ["explain"], ["runs", "show"]):
+        assert cli(*verb, name)[0] == 0, verb
+    record = Path(box.run(first).file("record.json"))
+    record.write_text("{")
+    assert "its record cannot be read" in cli("status", name)[1]
+    assert cli("logs", name[:-1])[0] == 6, "less of an id is a tag that nobody has"
+
+
 def test_an_unknown_host_exits_with_6(cli: Callable[..., Any]) -> None:
     assert cli("status", "-H", "nowhere")[0] == 6
 
