@@ -5,21 +5,30 @@ Run: python -m pytest tests/trainer/test_bad_rows.py
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import save_target
+from tokenizers import Tokenizer
 
 from trainer import config as configs
 from trainer.bad_rows import newly_bad
 from trainer.data.dataset import Dataset
 from trainer.data.packing import from_tokens
+from trainer.data.prompts import packed_text
 from trainer.errors import DataError
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 from trainer.objective import draw
 from trainer.progress import Tally
+from trainer.runfiles import RunFiles
 from trainer.step import DrafterStep
+from trainer.train import run
 
 
 def test_a_row_counts_once_however_often_it_is_read() -> None:
@@ -85,3 +94,34 @@ def test_rows_that_are_read_anew_every_epoch(
         assert known == [1, 4]
     for parameter in drafter.parameters():
         assert parameter.grad is not None and bool(parameter.grad.isfinite().all())
+
+
+def test_a_run_names_a_bad_row_once_and_goes_on(tmp_path: Path) -> None:
+    """Six rows read anew in each of three epochs; one of them holds a token that the target knows as NaN."""
+    folder = save_target(tmp_path / "target", "llama")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rows = packed_text(tokenizer, 6, 32, 0, seed=0)
+    found = Counter(token for row in rows.tokens.tolist() for token in set(row))
+    token = next(token for token, count in found.items() if count == 1)
+    (bad,) = [row for row in range(6) if token in rows.tokens[row].tolist()]
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][token] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    section: dict[str, Any] = {
+        "target": {"path": str(folder)},
+        "token_budget": 64,
+        "threads": 1,
+        "drafter": {"layers": 1, "block_size": 4, "taps": [0, 2], "mask_token": "<|mask|>"},
+        "data": {"rows": 6, "row_tokens": 32, "continuations": False, "states": "online", "max_bad_rows": 1},
+        "objective": {"anchors_per_document": 4, "gamma": 3.0},
+        "budget": {"steps": 9},
+        "report_every_s": 0.0,
+        "evaluate": {"prompts": 0},
+    }
+    said: list[str] = []
+    run(configs.load(section), RunFiles(tmp_path / "run"), said.append)
+    assert [line for line in said if "non-finite" in line] == [
+        f"rows [{bad}] have non-finite hidden states and were skipped"
+    ]
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-0000009"))) == 1
