@@ -17,6 +17,7 @@ import yaml
 from dflashctl.agent import proc, runfolder
 from dflashctl.agent.signals import send_signal
 from dflashctl.cli import main as frame
+from dflashctl.errors import Unreachable
 from dflashctl.gpus import facts as gpufacts
 from dflashctl.gpus.idle import Box
 from dflashctl.probe import running
@@ -241,3 +242,37 @@ def test_each_case_is_told_while_the_probe_runs(
     monkeypatch.setattr(probetext, "watch", listening)
     assert place.run("probe", "ipc", "--gpus", "none", "--case", "host-memory")[0] == 0
     assert heard == [("look", None), ("host-memory", "began"), ("host-memory", "ended")]
+
+
+def test_ctrl_c_leaves_the_probe_which_ends_by_itself(place: Place, until: Callable[..., Any]) -> None:
+    ready, go = place.root / "ready", place.root / "go"
+    program = place.file(
+        "import pathlib, time\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.05)\n"
+        "print('to the end')\n"
+    )
+    argv = [sys.executable, "-m", "dflashctl", "probe", program, "--gpus", "none", "--tag", "left"]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until(ready.exists, 60)
+        assert "left · run" in process.stdout.readline()  # type: ignore[union-attr]
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and "dflashctl kill left" in err
+    (run,) = runfolder.list_runs(str(place.state))
+    assert run.live()
+    go.touch()
+    until(lambda: run.exit().value, 60)
+    assert run.exit().value["code"] == 0
+
+
+def test_lost_contact_is_no_verdict(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*args: Any, **how: Any) -> Any:
+        raise Unreachable("the connection was lost", where="here")
+
+    monkeypatch.setattr(running, "call", lost)
+    code, _, err = place.run("probe", place.file("1"), "--gpus", "none", "--tag", "away")
+    assert code == 3 and "goes on and ends by itself: dflashctl status away" in err

@@ -189,3 +189,16 @@ def test_on_this_cpu(module: str, case: str, tmp_path: Path) -> None:
     assert shutil.which("g++"), "Inductor needs g++ (Debian: g++)"
     code, answer, out = run_program(module, case, tmp_path)
     assert (code, answer["ok"]) == (0, True), out
+
+
+def test_an_option_that_one_thread_sets_is_another_threads_default() -> None:
+    """As docs/inspect.md says of torch 2.13; so the cases pass options to torch.compile."""
+    import torch._inductor.config as config
+
+    seen: list[bool] = []
+    with config.patch({"triton.cudagraph_trees": False}):
+        thread = threading.Thread(target=lambda: seen.append(config.triton.cudagraph_trees))
+        thread.start()
+        thread.join()
+        assert config.triton.cudagraph_trees is False
+    assert seen == [True] or torch.__version__ < "2.13"
