@@ -37,7 +37,8 @@ class Drafter:
     tap_count: int | None = ranged(None, low=1)  # how many to spread; null: as many as layers
     mask_token: str | None = None
     mask_token_id: int | None = ranged(None, low=0)
-    init: Literal["random", "target"] = "random"  # target: copies of some of the target's own layers
+    init: Literal["random", "target", "drafter"] = "random"  # copies of the target's layers, or the one below
+    init_from: str | None = None  # folder of a drafter whose shape is this section's, with init: drafter
     init_layers: list[int] | None = None  # which, one for each drafter layer; null: the target's last ones
     layer_types: list[str] | None = None  # full_attention | sliding_attention, one a layer
     sliding_window: int | None = ranged(None, low=1)
@@ -263,6 +264,8 @@ def _across_keys(config: TrainConfig) -> list[str]:
         found.append("drafter.mask_token: needed (or drafter.mask_token_id)")
     if drafter.taps is not None and drafter.tap_count is not None:
         found.append("drafter.tap_count: drafter.taps already says which")
+    if (drafter.init == "drafter") != (drafter.init_from is not None):
+        found.append("drafter.init_from: the folder of a drafter, with init: drafter and only then")
     if drafter.init_layers is not None and drafter.init != "target":
         found.append("drafter.init_layers: only with init: target")
     if drafter.init_layers is not None and len(drafter.init_layers) != drafter.layers:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from trainer.config import Target as TargetSection
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
+from trainer.export.start import begin_with
 from trainer.machine import usable_cores
 from trainer.model.drafter import Drafter
 from trainer.model.init import copy_target_layers
@@ -80,7 +81,10 @@ def assemble(config: TrainConfig, say: Say) -> Assembled:
     vocabulary = dimension(raw, "vocab_size")
     tokenizer = load_tokenizer(path, vocabulary)
     mask_id = mask_token_id(config.drafter, tokenizer.get_vocab(), vocabulary)
-    shape = drafter_config(config.drafter, raw, mask_id, identify(path, raw))
+    identity, begun = identify(path, raw), None
+    if config.drafter.init == "drafter":
+        begun = begin_with(config.drafter, mask_id, identity, raw, str(path))
+    shape = begun.config if begun else drafter_config(config.drafter, raw, mask_id, identity)
     target = load_target(path, shape.taps, target_dtype(config.target, device), device)
     if config.data.continuations and set(target.layer_types) != {"full_attention"}:
         kinds = ", ".join(sorted(set(target.layer_types)))
@@ -89,7 +93,7 @@ def assemble(config: TrainConfig, say: Say) -> Assembled:
             where="train.data.continuations",
             next="use continuations: false",
         )
-    drafter = Drafter(shape).to(device)
+    drafter = (begun or Drafter(shape)).to(device)
     if config.drafter.init == "target":
         copy_target_layers(drafter, target, config.drafter.init_layers)
     kind = (raw.get("architectures") or ["model"])[0]

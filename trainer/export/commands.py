@@ -18,6 +18,7 @@ from trainer.export.files import header as header_of
 from trainer.export.hf import read_hf
 from trainer.export.names import body_shapes, check_names, head_shapes
 from trainer.export.speculators import read_speculators, speculators_json, target_name
+from trainer.export.start import recipe_lines
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.pair import check_pair, dimension
 from trainer.model.target import read_config
@@ -37,7 +38,7 @@ class Done:
     tensors: int
     parameters: int
     dtype: str
-    commands: dict[str, str]  # what -> the command line
+    commands: dict[str, str]  # what -> the command line, or the lines of a recipe
     notes: list[str]
 
     def document(self) -> dict[str, Any]:
@@ -196,7 +197,8 @@ def import_drafter(source: Path, out: Path, target: Path | None) -> Done:
     write_folder(out, config.to_json("float32"), state)
     verify(out, config, state, "hf")
     count = sum(tensor.numel() for tensor in state.values())
-    return Done(out, "checkpoint", len(state), count, "float32", {}, [])
+    commands = {"recipe": recipe_lines(out, config)}
+    return Done(out, "checkpoint", len(state), count, "float32", commands, [])
 
 
 def drafters_own(
