@@ -23,5 +23,7 @@ def _compiled(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def where_it_pays(function: F, example: Tensor) -> F:
-    """The function, compiled if `example` is on a GPU."""
-    return _compiled(function) if example.is_cuda else function  # type: ignore[return-value]
+    """The function, compiled if `example` is on a GPU; inside a larger compiled region, as it is."""
+    if not example.is_cuda or torch.compiler.is_compiling():
+        return function
+    return _compiled(function)  # type: ignore[return-value]
