@@ -30,6 +30,9 @@ from dflashctl.lab.session import Terminal, run_command, window_size
 
 USER = "root"
 HANDSHAKE_S = 30.0
+NO_ANSWER_S = 1.0
+"""A client may ask for no answer to its request; its command starts then."""
+
 ACCEPTED_ENV = ("LANG", "LC_")
 """Variables that a client may set, as Debian's sshd_config has it (AcceptEnv LANG LC_*)."""
 
@@ -42,6 +45,21 @@ class Service:
     user_key: paramiko.PKey
     home: str
     environment: dict[str, str]
+
+
+class Transport(paramiko.Transport):
+    """paramiko answers a request when the method that handles it has returned. A command that is over at once
+    would close its channel before that, which its client reads as a refusal: it waits for the answer here."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        self.unanswered: list[threading.Event] = []
+
+    def _send_user_message(self, data: Any) -> None:
+        super()._send_user_message(data)  # type: ignore[misc]  # not in its stubs
+        if threading.current_thread() is self:
+            while self.unanswered:
+                self.unanswered.pop().set()
 
 
 class Session(paramiko.ServerInterface):
@@ -104,7 +122,16 @@ class Session(paramiko.ServerInterface):
         number = channel.get_id()
         environment = self._service.environment | _connection(channel) | self._env.pop(number, {})
         work = (channel, command, environment, self._service.home, self._terminals.get(number))
-        threading.Thread(target=run_command, args=work, daemon=True).start()
+        transport = channel.get_transport()
+        assert isinstance(transport, Transport)
+        answered = threading.Event()
+        transport.unanswered.append(answered)
+
+        def run() -> None:
+            answered.wait(NO_ANSWER_S)
+            run_command(*work)
+
+        threading.Thread(target=run, daemon=True).start()
         return True
 
 
@@ -154,7 +181,7 @@ def serve(listener: socket.socket, service: Service) -> None:
 
 def _greet(connection: socket.socket, service: Service) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    transport = paramiko.Transport(connection)
+    transport = Transport(connection)
     transport.banner_timeout = transport.handshake_timeout = HANDSHAKE_S
     transport.add_server_key(service.host_key)
     files: Callable[..., sftp.Files] = partial(sftp.Files, home=service.home)

@@ -99,7 +99,7 @@ class Server:
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
-        transport = paramiko.Transport(connection)
+        transport = sshd.Transport(connection)
         self.transports.append(transport)
         transport.add_server_key(self.service.host_key)
         transport.set_subsystem_handler("sftp", sftp.Subsystem, partial(sftp.Files, home=self.service.home))

@@ -19,7 +19,7 @@ from typing import Any
 
 import paramiko
 import pytest
-from paramiko.common import OPEN_FAILED_RESOURCE_SHORTAGE
+from paramiko.common import OPEN_FAILED_RESOURCE_SHORTAGE, cMSG_CHANNEL_SUCCESS
 
 from dflashctl.errors import HostKeyChanged, Unreachable, UsageError
 from dflashctl.remote.channel import CallTimeout
@@ -64,6 +64,21 @@ def test_stdin_may_come_in_pieces_over_time(connection: SshConnection) -> None:
 
     finished = connection.run(["cat"], stdin=pieces(), timeout_s=20, on_stdout=lambda data: heard.set())
     assert finished.stdout == b"one\ntwo\n"
+
+
+def test_a_command_that_is_over_at_once_is_not_taken_for_a_refused_one(
+    connection: SshConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's yes to the request comes late, as on a loaded machine: still before the command's end."""
+    send = paramiko.Transport._send_user_message
+
+    def late(self: paramiko.Transport, data: paramiko.Message) -> None:
+        if self.server_mode and data.asbytes()[:1] == cMSG_CHANNEL_SUCCESS:
+            time.sleep(0.3)
+        send(self, data)
+
+    monkeypatch.setattr(paramiko.Transport, "_send_user_message", late)
+    assert connection.run(["true"], timeout_s=20).exit_status == 0
 
 
 def test_one_connection_serves_many_commands(box: Box, connection: SshConnection) -> None:
