@@ -59,6 +59,10 @@ class Service:
 class Wandb(Service):
     package = "wandb"
 
+    def __init__(self, folder: Path, section: Logging, config: dict[str, Any]) -> None:
+        os.environ.setdefault("WANDB_DIR", str(folder))  # its own files belong to the run's
+        super().__init__(folder, section, config)
+
 
 class Trackio(Service):
     package = "trackio"
