@@ -9,7 +9,7 @@ WORKERS ?= 4
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quality format unit trainer-tests lab-tests bed-tests conformance bench-deploy soak bench-cli schema clean
+.PHONY: help venv demo test quality format unit trainer-tests lab-tests bed-tests conformance bench-deploy soak bench-cli bench-data schema clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -60,6 +60,9 @@ conformance: venv  ## the table of what the real pct was seen to do, against the
 
 bench-cli: venv  ## how long the commands take beside a bare `ssh host pct exec` (root)
 	$(PY) bench/cli.py
+
+bench-data: venv  ## how quickly data is prepared beside the tokenizer's own batches, and in how much memory
+	$(PY) bench/data.py
 
 soak: venv  ## the long campaigns, and the unit tests' properties with many fresh examples
 	$(PY) -m pytest -n $(WORKERS) -m soak tests

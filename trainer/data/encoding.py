@@ -231,8 +231,9 @@ def _normalised(tokenizer: Tokenizer, text: str, spans: Sequence[Span]) -> tuple
 
 def byte_table(tokenizer: Tokenizer) -> list[bytes] | None:
     """The bytes that each id stands for; None when the tokenizer is not of the byte-level kind."""
-    state = json.loads(tokenizer.to_str())
-    decoder = state.get("decoder") or {}
+    if tokenizer.decoder is None:
+        return None
+    decoder = json.loads(tokenizer.decoder.__getstate__())  # the whole tokenizer's would be many megabytes
     kinds = [each["type"] for each in decoder.get("decoders", [decoder]) if each]
     if kinds != ["ByteLevel"]:
         return None

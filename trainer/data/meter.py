@@ -9,15 +9,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from trainer.console import duration
+
 LINE_EVERY_S = 10.0
-
-
-def duration(seconds: float) -> str:
-    """3.1 s, 4m12s, 2h05m."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 def printable(words: str) -> str:
@@ -64,7 +58,7 @@ class Meter:
         elapsed = max(1e-9, time.monotonic() - self.started)
         rate = (self.done - self.begun) / elapsed
         tokens = (self.tokens - self.begun_tokens) / elapsed
-        left = duration((self.total - self.done) / rate) if rate > 0 else "unknown time"
+        left = duration((self.total - self.done) / rate if rate > 0 else None)
         scale = self.scale
         form = ",.0f" if scale == 1 else ",.1f"
         head = f"{self.done / scale:{form}} of {self.total / scale:{form}} {self.unit}"

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from trainer.data import prepare as preparing
 from trainer.data.chat_template import Mode
-from trainer.data.meter import duration
+from trainer.data.meter import Meter
 from trainer.data.prepare import Chunk, Tolerance, plan, prepare
 from trainer.data.reader import Reader, Settings
 from trainer.data.report import summary
@@ -458,5 +458,15 @@ def test_plans_cover_every_byte_once(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_durations_are_said_as_people_read_them() -> None:
-    assert [duration(seconds) for seconds in (3.14, 252, 7500)] == ["3.1 s", "4m12s", "2h05m"]
+def test_the_meter_counts_from_where_work_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("trainer.data.meter.time.monotonic", lambda: clock[0])
+    with Meter("prepare", 100e6, 20e6, 1e6, "MB", tokens=5_000) as meter:
+        assert meter.words() == "20.0 of 100.0 MB, 0.0 MB/s, 0 tokens/s, - left"
+        clock[0] += 10
+        meter.update(40e6, 25_000, "3 bad rows")
+    assert capsys.readouterr().err == (
+        "prepare: 40.0 of 100.0 MB, 2.0 MB/s, 2,000 tokens/s, 30.0 s left, 3 bad rows\n"
+    )
