@@ -124,37 +124,29 @@ def _work(
 
 
 def _probe(engine: Any, work: Work, wish: Wish | None, *, dry_run: bool, json: bool) -> Outcome:
-    from dflashctl.cli.eachhost import Outcome
-    from dflashctl.cli.launchtext import show_plan
+    from dflashctl.cli.probetext import announce, ask_file, ask_probe, show_dry_run
     from dflashctl.probe.running import start
-    from dflashctl.render.table import say, warn
+    from dflashctl.render.table import warn
 
-    started = start(
-        engine,
-        work,
-        wish,
-        dry_run=dry_run,
-        on_wait=lambda holder: warn(f"waiting for another launch on this machine ({holder})"),
-    )
-    if started.note:
-        warn(f"note: {started.note}")
-    if dry_run:
-        shown = show_plan(started.plan, quiet=json)
-        cases = [each.name for each in work.cases]
-        if not json:
-            say(f"its programs, {work.deadline_s:g} s each at the most: {', '.join(cases)}")
-        return Outcome({**shown, "cases": cases, "deadline_s": work.deadline_s})
-    if not json:
-        where = f"GPU {started.plan.gpu_words}" if started.plan.record["gpus"] else "no GPU"
-        say(f"{engine.host.name} · {work.tag} · run {started.plan.run_id} · {where}")
+    started: Started | None = None
     try:
-        return _follow(engine, work, started, json=json)
+        started = start(
+            engine,
+            work,
+            wish,
+            dry_run=dry_run,
+            on_wait=lambda holder: warn(f"waiting for another launch on this machine ({holder})"),
+        )
+        if dry_run:
+            return show_dry_run(work, started, json=json)
+        announce(engine, work, started, json=json)
+        return (ask_file if work.snippet else ask_probe)(engine, work, started, json=json)
     except KeyboardInterrupt:
-        warn(f"the probe goes on and ends by itself: dflashctl kill {work.tag}")
+        if not dry_run:
+            what = (
+                "goes on"
+                if started
+                else f"may have been started (dflashctl status {work.tag}), then it goes on"
+            )
+            warn(f"the probe {what} and ends by itself: dflashctl kill {work.tag}")
         raise
-
-
-def _follow(engine: Any, work: Work, started: Started, *, json: bool) -> Outcome:
-    from dflashctl.cli.probetext import ask_file, ask_probe
-
-    return (ask_file if work.snippet else ask_probe)(engine, work, started, json=json)

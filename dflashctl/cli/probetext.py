@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflashctl.cli.eachhost import Outcome
+from dflashctl.cli.launchtext import show_plan
 from dflashctl.cli.waitline import wait_line
 from dflashctl.errors import RunBad
 from dflashctl.probe import tables
@@ -14,11 +15,29 @@ from dflashctl.probe.plan import Work
 from dflashctl.probe.running import Started, watch
 from dflashctl.probe.verdict import Verdict, error_of, judge, torch_of
 from dflashctl.remote.engine import Engine
-from dflashctl.render.table import cell, say, show, table
+from dflashctl.render.table import cell, say, show, table, warn
 from dflashctl.render.text import block, plural
 from dflashctl.runs.ending import end_words, failed
 
 MARKS = {"DIFFERS": "bold red", "as expected": "dim"}
+
+
+def show_dry_run(work: Work, started: Started, *, json: bool) -> Outcome:
+    """--dry-run: the run that it would be, and its programs."""
+    shown = show_plan(started.plan, quiet=json)
+    cases = [each.name for each in work.cases]
+    if not json:
+        say(f"its programs, {work.deadline_s:g} s each at the most: {', '.join(cases)}")
+    return Outcome({**shown, "cases": cases, "deadline_s": work.deadline_s})
+
+
+def announce(engine: Engine, work: Work, started: Started, *, json: bool) -> None:
+    """Who runs where."""
+    if started.note:
+        warn(f"note: {started.note}")
+    if not json:
+        where = f"GPU {started.plan.gpu_words}" if started.plan.record["gpus"] else "no GPU"
+        say(f"{engine.host.name} · {work.tag} · run {started.plan.run_id} · {where}")
 
 
 def ask_probe(engine: Engine, work: Work, started: Started, *, json: bool) -> Outcome:

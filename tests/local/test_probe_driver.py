@@ -18,7 +18,7 @@ from dflashctl.agent import proc
 from dflashctl.probe.programs import driver as driver_module
 
 DRIVER = str(Path(driver_module.__file__))
-LONG_S = 60.0
+LONG_S = 120.0
 ANSWER = "import json, os; open(os.environ['DFLASH_PROBE_ANSWER'], 'w').write(json.dumps({'ok': True}));"
 
 
@@ -84,11 +84,11 @@ def test_a_deadline_shows_the_stacks_and_kills_the_whole_session(
         "def where_it_hangs():\n    time.sleep(600)\n"
         "where_it_hangs()\n"
     )
-    done = bench.run(bench.case("hangs", program, 3.0), bench.case("next", ANSWER))
+    done = bench.run(bench.case("hangs", program, 10.0), bench.case("next", ANSWER))
     ends = bench.ends()
     assert ends["hangs"]["timed_out"] and not ends["hangs"]["unkillable"]
     assert (ends["hangs"]["exit"], ends["hangs"]["signal"], ends["hangs"]["answer"]) == (None, None, None)
-    assert "not done within 3 s; its stacks" in done.stdout and "where_it_hangs" in ends["hangs"]["tail"]
+    assert "not done within 10 s; its stacks" in done.stdout and "where_it_hangs" in ends["hangs"]["tail"]
     assert ends["next"]["exit"] == 0
     pid = int((bench.root / "pid").read_text())
     until(lambda: (process := proc.read_process(pid)) is None or process.dead)
@@ -146,7 +146,7 @@ def test_sigterm_is_passed_on_and_ends_the_plan(bench: Bench, until: Callable[..
         bench.argv(bench.case("runs", program), bench.case("never", ANSWER)), stdout=subprocess.PIPE
     )
     try:
-        until(ready.exists, 30)
+        until(ready.exists, 120)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=LONG_S)
     finally:

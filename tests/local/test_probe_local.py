@@ -148,11 +148,11 @@ def test_a_probe_can_be_killed_and_its_tag_is_its_own(place: Place, until: Calla
     argv = [sys.executable, "-m", "dflashctl", "probe", program, "--gpus", "none", "--tag", "stuck"]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        until(ready.exists, 60)
+        until(ready.exists, 120)
         code, _, err = place.run("probe", program, "--gpus", "none", "--tag", "stuck")
         assert code == 8 and "stuck is in use" in err
         assert place.run("kill", "stuck")[0] == 0
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 7 and "killed by" in err, (out, err)
@@ -255,17 +255,17 @@ def test_ctrl_c_leaves_the_probe_which_ends_by_itself(place: Place, until: Calla
     argv = [sys.executable, "-m", "dflashctl", "probe", program, "--gpus", "none", "--tag", "left"]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        until(ready.exists, 60)
+        until(ready.exists, 120)
         assert "left · run" in process.stdout.readline()  # type: ignore[union-attr]
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 130 and "dflashctl kill left" in err
     (run,) = runfolder.list_runs(str(place.state))
     assert run.live()
     go.touch()
-    until(lambda: run.exit().value, 60)
+    until(lambda: run.exit().value, 120)
     assert run.exit().value["code"] == 0
 
 
