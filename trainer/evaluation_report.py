@@ -14,12 +14,12 @@ COLUMNS = [
     "set",
     "tokens",
     "acceptance\nlength",
-    "of prompt\nlookup",
+    "of\nlookup",
     "tokens/s\nalone",
     "tokens/s\ndrafter",
     "speed-up",
-    "speed-up of\nprompt lookup",
-    "not the\ntarget's own",
+    "of\nlookup",
+    "not the\ntarget's",
 ]
 
 
