@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dflashctl.errors import DflashError, GpusBusy, RunBad
+from dflashctl.errors import DflashError, GpusBusy, RunBad, UsageError
 from dflashctl.probe.cases import Case
 from dflashctl.probe.expect import Expectation, expected
 
@@ -122,6 +122,8 @@ def error_of(verdicts: Sequence[Verdict], *, host: str, tag: str) -> DflashError
         return RunBad(what, where=host, next=f"dflashctl logs {tag}")
     wanting = [verdict for verdict in verdicts if verdict.answer == "needs"]
     if wanting:
-        names = ", ".join(verdict.case.name for verdict in wanting)
-        return GpusBusy(f"{names}: {wanting[0].words}", where=host, next="dflashctl gpu; dflashctl doctor")
+        first = wanting[0]
+        names = ", ".join(verdict.case.name for verdict in wanting if verdict.said == first.said)
+        kind = GpusBusy if "GPU" in first.said else UsageError
+        return kind(f"{names}: {first.words}", where=host, next="dflashctl doctor")
     return None

@@ -121,7 +121,7 @@ def test_what_a_case_lacks_is_said_and_nothing_started(bench: Bench) -> None:
     assert done.returncode == 0
     ends = bench.ends()
     assert ends["two"]["why"] == "needs 2 GPUs: torch sees 1"
-    assert ends["builds"]["why"] == "needs a C++ compiler: none is on PATH"
+    assert ends["builds"]["why"] == "needs a compiler: none is on PATH (Debian: g++)"
     assert ends["one"]["exit"] == 0
     assert json.loads(bench.results.read_text().splitlines()[0]) == {"look": {"torch": "2.11.0", "gpus": 1}}
 

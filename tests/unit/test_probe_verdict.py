@@ -167,6 +167,7 @@ def test_how_the_command_ends() -> None:
     assert kind(verdict("passes"), verdict("passes", "passes"), verdict("fails", "fails")) is None
     assert kind(verdict("passes"), verdict("needs")) is GpusBusy
     assert kind(verdict("needs"), verdict("fails")) is RunBad
+    assert kind(replace(verdict("needs"), said="a compiler: none is on PATH")) is UsageError
     assert kind(verdict("passes", "fails")) is RunBad
     assert kind(verdict("not run", "passes")) is RunBad
     assert "not as expected" in str(error_of([verdict("passes", "fails")], host="h", tag="t"))

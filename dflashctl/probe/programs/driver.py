@@ -162,7 +162,7 @@ def lacks(needs: dict[str, Any], seen: dict[str, Any]) -> str:
         gpus = "a GPU" if wanted == 1 else f"{wanted} GPUs"
         return f"needs {gpus}: torch sees {there or 'none'}"
     if needs.get("compiler") and not seen.get("compiler"):
-        return "needs a C++ compiler: none is on PATH"
+        return "needs a compiler: none is on PATH (Debian: g++)"
     return ""
 
 

@@ -1,4 +1,7 @@
-"""What this torch sees: its version, GPUs, a compiler. No GPU is opened."""
+"""What this torch sees: its version, GPUs, a compiler. No GPU is opened.
+
+For GPUs Inductor has Triton build its launchers with a C compiler; for the CPU it builds kernels in C++.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ from .common import write
 def main() -> None:
     import torch
 
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    variable, names = ("CC", ("gcc", "clang", "cc")) if gpus else ("CXX", ("g++", "clang++"))
     write(
         {
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "python": ".".join(str(part) for part in sys.version_info[:3]),
-            "gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
-            "compiler": bool(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")),
+            "gpus": gpus,
+            "compiler": bool(os.environ.get(variable) or any(map(shutil.which, names))),
         }
     )
 
