@@ -79,7 +79,10 @@ class Data:
 class Objective:
     anchors_per_document: int = ranged(512, low=1)
     anchors_per_row: int | None = ranged(None, low=1)  # the fixed width; null: the most that any row can have
-    replays: int = ranged(1, low=1)  # draws of anchors, and passes, per batch of rows and optimizer step
+    anchors_per_pass: int | None = ranged(
+        None, low=1
+    )  # a row's anchors that are in memory at once; null: all of them
+    replays: int = ranged(1, low=1)  # draws of anchors per batch of rows and optimizer step
     weighting: Literal["decay", "dpace"] = "decay"
     gamma: float | None = ranged(None, low=0.01)  # null: by block size
     dpace_alpha: float = ranged(0.5, low=0.0, high=1.0)
@@ -107,6 +110,9 @@ class Optimizer:
     eps: float = ranged(1e-8, low=0.0)
     momentum: float = ranged(0.95, low=0.0, high=0.9999)  # muon's
     clip: float = ranged(1.0, low=0.0)  # largest norm of the whole gradient; 0: no clipping
+    max_bad_steps: int = ranged(
+        8, low=0
+    )  # steps in a row with a non-finite gradient that are skipped before the run ends
     groups: list[ParameterGroup] = field(
         default_factory=lambda: [
             ParameterGroup("matrices", ["*_proj.weight", "fc.weight"]),
@@ -180,7 +186,7 @@ class Logging:
 
 @dataclass(frozen=True)
 class Policy:
-    """Compile policy of the threaded topology; the colocated one runs eagerly, and says so."""
+    """Compile policy of the threaded topology; the others have `execution`."""
 
     mode: Literal["eager", "inductor", "reduce-overhead", "reduce-overhead-no-trees"] = "eager"
     tls: Literal["none", "local", "stashed"] = "none"
@@ -200,6 +206,7 @@ class Layout:
     targets: int = ranged(1, low=1)
     drafters: int = ranged(1, low=1)
     queue: int = ranged(2, low=1)  # batches of hidden states that may wait for the drafters
+    floor_gib_s: float = ranged(0.25, low=0.0)  # split: hidden states must travel faster than this
     wait_s: float = ranged(300.0, low=0.1)  # the longest wait of one for the other; then the run ends
 
 
@@ -214,6 +221,7 @@ class TrainConfig:
         "auto"  # of the drafter's products; weights stay float32
     )
     attention: Literal["auto", "dense", "flex"] = "auto"  # dense: a boolean mask; flex: GPU block mask
+    execution: Literal["eager", "compiled", "captured"] = "eager"  # of the drafter's step; captured: GPU only
     threads: int | None = ranged(None, low=1)  # null: the cores that this process may use
     report_every_s: float = ranged(2.0, low=0.0)
     topology: Literal["colocated", "split", "threads", "auto"] = "colocated"
@@ -279,10 +287,19 @@ def _across_keys(config: TrainConfig) -> list[str]:
     ranks = config.layout.ranks
     if ranks is not None and config.topology != "colocated":
         found.append(f"layout.ranks: of topology colocated; {config.topology} has targets and drafters")
+    elif config.topology in ("split", "threads") and 0 < config.batch_rows < config.layout.drafters:
+        found.append(
+            f"layout.drafters: {config.layout.drafters} for a batch of {config.batch_rows} rows: "
+            "one had nothing to do"
+        )
     elif ranks is not None and 0 < config.batch_rows < ranks:
         found.append(
             f"layout.ranks: {ranks} ranks for a batch of {config.batch_rows} rows: one had nothing to do"
         )
+    if config.execution != "eager" and config.topology == "threads":
+        found.append("execution: of the topologies of processes; threads has policy.mode")
+    if config.execution == "captured" and config.objective.input_noise:
+        found.append("objective.input_noise: not with execution: captured, a graph draws no numbers")
     if config.budget == Budget():
         found.append("budget: one of steps, train_s, total_s is needed")
     return found

@@ -26,7 +26,8 @@ from trainer.runfiles import RunFiles, write_json
 from trainer.scatter import scatter
 from trainer.setup import Assembled, Say, assemble, choose_device
 from trainer.topology.ranks import Ranks
-from trainer.topology.start import with_its_cores
+from trainer.topology.split import serve
+from trainer.topology.start import gpu_of, with_its_cores
 from trainer.topology.together import first_then_others, same_data
 from trainer.trackers import Trackers
 
@@ -56,7 +57,8 @@ def run(
     console = console or Plain(say)
     first = ranks is None or ranks.first
     if ranks is not None:
-        ranks.join(choose_device(config.device).type == "cuda", config.layout.wait_s)
+        on_gpu = choose_device(config.device).type == "cuda"
+        ranks.join(gpu_of(ranks.rank, config) if on_gpu else None, config.layout.wait_s)
         config = with_its_cores(config, ranks.size)
     chosen, saved = first_then_others(
         ranks, lambda: _choose(config, files, say, resume_from, allow_changes), "a checkpoint to be chosen"
@@ -80,6 +82,12 @@ def run(
     if chosen is not None:
         known = {key: facts[key] for key in ("target", "data")}
         resume.check_same(chosen, saved, known, allow_changes, say)
+    if ranks is not None and config.topology == "split":
+        drafters = ranks.first_ones(config.layout.drafters)
+        if drafters is None:
+            _serve(config, files, parts, data, ranks, saved)
+            return None
+        ranks = drafters
     evaluator, before = _measure_before(config, parts, files, say) if first else (None, None)
     trackers = Trackers(config.logging if first else Logging(trackers=[]), files.folder, facts["train"], say)
     trainer = Trainer(config, files, console, parts, data, optimizer, evaluator, facts, trackers, ranks)
@@ -108,6 +116,23 @@ def run(
     )
     files.enter("done")
     return report
+
+
+def _serve(
+    config: TrainConfig,
+    files: RunFiles,
+    parts: Assembled,
+    data: Dataset,
+    ranks: Ranks,
+    saved: dict[str, Any],
+) -> None:
+    """Be a target of the topology split, until its drafters end."""
+    begin = resume.Progress.from_json(saved).step if saved else 0
+    files.enter("training")
+    mine = ranks.rank - config.layout.drafters
+    serve(config, files, parts.target, data, data.order(config.seed), mine, begin)
+    ranks.leave()
+    files.enter("done")
 
 
 def _choose(

@@ -13,6 +13,7 @@ from trainer.setup import Assembled
 from trainer.step import DrafterStep
 from trainer.topology.colocated import Colocated
 from trainer.topology.ranks import Ranks
+from trainer.topology.split import SplitDrafter
 from trainer.topology.threads import Threads
 from trainer.topology.work import Work
 
@@ -36,10 +37,13 @@ def make_work(
         order: (step, batch rows) -> the batch's rows.
         step: the drafter's, on the target's device.
         first: the first step of this life of the run.
-        ranks: of a run of several processes.
+        ranks: of a run of several processes; in topology split, of the drafters alone.
     Raises:
         ConfigError: the topology cannot work here.
     """
     if config.topology == "threads":
         return Threads(config, files, say, parts.target, parts.drafter, data, order, step.width, first)
+    if config.topology == "split":
+        assert ranks is not None
+        return SplitDrafter(config, files, say, step, parts.target, data, order, ranks, first)
     return Colocated(config, step, parts.target, data, order, ranks)

@@ -28,6 +28,7 @@ STACKS_S = 1.0  # for the stacks to be written before a hung rank is ended
 END_S = 15  # between the agent's SIGTERM and its SIGKILL to the ranks that are left
 SAVE_S = 600.0  # for saving, once a stop was asked for
 EXIT_FAILED = 1
+DOOR = "door.json"  # where a drafter waits for targets
 
 
 def rank_folder(run: Path, rank: int) -> Path:
@@ -50,7 +51,7 @@ class Launcher:
         self._result: BaseException | None = None
         for rank in range(ranks):
             rank_folder(run, rank).mkdir(parents=True, exist_ok=True)
-            for name in ("heartbeat.json", "root_cause.json"):
+            for name in ("heartbeat.json", "root_cause.json", DOOR):
                 (rank_folder(run, rank) / name).unlink(missing_ok=True)
         (run / "stop.json").unlink(missing_ok=True)
 

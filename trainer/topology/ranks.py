@@ -38,6 +38,7 @@ class Ranks:
     def __init__(self, beat: Callable[[], None]) -> None:
         """beat: called while waiting; may raise, which ends the wait."""
         self._beat, self._wait_s = beat, MEET_S
+        self._group: dist.ProcessGroup | None = None  # None: all
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
     @property
@@ -45,23 +46,33 @@ class Ranks:
         """Whether this process is the one that measures, saves and reports."""
         return self.rank == 0
 
-    def join(self, cuda: bool, wait_s: float) -> None:
+    def join(self, gpu: int | None, wait_s: float) -> None:
         """Meet the others.
 
         Args:
+            gpu: this process's; None: it has none.
             wait_s: the longest wait of a collective from then on.
         Raises:
             PeerLost: they do not come.
         """
-        if cuda:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
         self._wait_s = wait_s
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host; a launcher of several names another
-        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        backend = "gloo" if gpu is None else "cpu:gloo,cuda:nccl"
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=LIBRARY_WAIT_S))
         except (RuntimeError, ValueError) as error:
             raise PeerLost(f"the ranks did not meet: {_first_line(error)}", where=self._where) from error
+
+    def first_ones(self, count: int) -> Ranks | None:
+        """The first `count` ranks as a group of their own; None for the others, who must call it too."""
+        group = dist.new_group(list(range(count)))
+        if self.rank >= count:
+            return None
+        fewer = Ranks(self._beat)
+        fewer._wait_s, fewer._group, fewer.size = self._wait_s, group, count
+        return fewer
 
     def leave(self) -> None:
         if dist.is_initialized():
@@ -69,18 +80,18 @@ class Ranks:
 
     def add(self, tensor: Tensor, what: str) -> None:
         """Replace `tensor` by its sum over all ranks."""
-        self._finish(lambda: dist.all_reduce(tensor, async_op=True), what)
+        self._finish(lambda: dist.all_reduce(tensor, group=self._group, async_op=True), what)
 
     def from_first(self, values: Sequence[float], what: str, wait_s: float | None = None) -> list[float]:
         """The first rank's numbers, on every rank."""
         tensor = torch.tensor(values, dtype=torch.float64)
-        self._finish(lambda: dist.broadcast(tensor, 0, async_op=True), what, wait_s)
+        self._finish(lambda: dist.broadcast(tensor, 0, group=self._group, async_op=True), what, wait_s)
         return [float(value) for value in tensor]
 
     def meet(self, what: str, wait_s: float | None = None) -> None:
         """Wait until every rank is here."""
         tensor = torch.zeros(1)
-        self._finish(lambda: dist.all_reduce(tensor, async_op=True), what, wait_s)
+        self._finish(lambda: dist.all_reduce(tensor, group=self._group, async_op=True), what, wait_s)
 
     def _finish(self, begin: Callable[[], dist.Work | None], what: str, wait_s: float | None = None) -> None:
         wait_s = self._wait_s if wait_s is None else wait_s

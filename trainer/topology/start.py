@@ -15,26 +15,37 @@ from trainer.topology.rank import RankFiles, die_with_launcher
 
 
 def wanted_ranks(config: TrainConfig) -> int:
-    """Processes of the run: one, but for the topology colocated one a GPU, or as many as the recipe says.
+    """Processes of the run: one for threads, targets and drafters for split; for colocated one a GPU, or as
+    many as the recipe says.
 
     Raises:
         ConfigError: fewer GPUs than ranks.
     """
-    if config.topology != "colocated" or config.layout.ranks == 1:
+    layout = config.layout
+    if config.topology == "threads" or (config.topology == "colocated" and layout.ranks == 1):
         return 1
+    split = layout.targets + layout.drafters if config.topology == "split" else None
     if config.device == "cpu":
-        return config.layout.ranks or 1
+        return split or layout.ranks or 1
     import torch
 
     gpus = torch.cuda.device_count()
-    ranks = config.layout.ranks or max(1, min(gpus, config.batch_rows))
+    ranks = split or layout.ranks or max(1, min(gpus, config.batch_rows))
     if gpus and ranks > gpus:
         raise ConfigError(
-            f"{ranks} ranks need a GPU each; torch sees {gpus}",
-            where="train.layout.ranks",
-            next="launch with more GPUs (launch.gpus), or use fewer ranks",
+            f"{ranks} processes need a GPU each; torch sees {gpus}",
+            where="train.layout",
+            next="launch with more GPUs (launch.gpus), or use fewer",
         )
     return ranks
+
+
+def gpu_of(rank: int, config: TrainConfig) -> int:
+    """A rank's GPU. In topology split drafters are the first ranks, and targets have the first GPUs."""
+    layout = config.layout
+    if config.topology != "split":
+        return rank
+    return layout.targets + rank if rank < layout.drafters else rank - layout.drafters
 
 
 def launch_ranks(run: Path, ranks: int, arguments: Sequence[str]) -> int:

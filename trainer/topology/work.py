@@ -4,7 +4,6 @@ row's place in the batch alone, so every division of the rows gives the same sum
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 from contextlib import AbstractContextManager
@@ -50,20 +49,21 @@ def accumulate(step: DrafterStep, config: TrainConfig, batch: Batch, number: int
         rows: their places in the step's whole batch.
     """
     size = config.micro_rows or config.batch_rows
+    replays, shape = range(config.objective.replays), (config.batch_rows, config.data.row_tokens)
+    device = batch.states.taps.device
+    uniforms = [draw(shape, config.seed, number, replay)[rows].to(device) for replay in replays]
     total: Sums | None = None
-    for replay in range(config.objective.replays):
-        shape = (config.batch_rows, config.data.row_tokens)
-        uniform = draw(shape, config.seed, number, replay)[rows].to(batch.states.taps.device)
-        for start in range(0, len(uniform), size):
-            part = slice(start, start + size)
-            noise = None
-            if config.objective.input_noise:
-                places = range(rows.start + start, rows.start + min(start + size, len(uniform)))
-                noise = [_generator(step.device, config.seed, number, replay, place) for place in places]
-            sums = step.sums(batch.part(part), uniform[part], noise)
-            sums.loss.backward()
-            sums = dataclasses.replace(sums, loss=sums.loss.detach())
-            total = sums if total is None else total + sums
+    for start in range(0, len(batch.rows), size):
+        part = slice(start, start + size)
+        noises = None
+        if config.objective.input_noise:
+            places = range(rows.start + start, rows.start + min(start + size, len(batch.rows)))
+            noises = [
+                [_generator(step.device, config.seed, number, replay, place) for place in places]
+                for replay in replays
+            ]
+        sums = step.gradients(batch.part(part), [uniform[part] for uniform in uniforms], noises)
+        total = sums if total is None else total + sums
     assert total is not None
     return total
 

@@ -100,10 +100,13 @@ def test_two_ranks_then_three_train_as_one_process_does(saved_target: Path, tmp_
     assert not (folder / "root_cause.json").exists()
 
 
-def failed_run(target: Path, folder: Path, fault: str, ranks: int = 2) -> None:
+def failed_run(target: Path, folder: Path, fault: str, ranks: int = 2, split: bool = False) -> None:
     """A run with that fault ends soon, with its cause, a status, and no process left."""
     kind, rank, step = fault.split(":")
-    process = start(folder, section(target, ranks, 500), fault=fault)
+    content = section(target, ranks, 500)
+    if split:
+        content |= {"topology": "split", "layout": {"targets": ranks, "drafters": ranks}}
+    process = start(folder, content, fault=fault)
     text, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode not in (0, None), text
     cause = json.loads((folder / "root_cause.json").read_text())
@@ -163,3 +166,22 @@ def test_a_signal_to_the_launcher(number: signal.Signals, saved_target: Path, tm
     saved = listed(folder / "checkpoints")
     assert len(saved) == (1 if number == signal.SIGTERM else 0), text
     assert not (folder / "root_cause.json").exists()
+
+
+def test_split_trains_as_one_process_does(saved_target: Path, tmp_path: Path) -> None:
+    run(configs.load(section(saved_target, 1, 5)), RunFiles(tmp_path / "alone"), lambda text: None)
+    folder = tmp_path / "split"
+    layout = {"targets": 2, "drafters": 2}
+    process = start(folder, section(saved_target, 1, 5) | {"topology": "split", "layout": layout})
+    text, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, text
+    assert "split: 2 target, 2 drafter" in text
+    assert losses(folder) == pytest.approx(losses(tmp_path / "alone"), rel=1e-5)
+    assert ranks_alive(folder) == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", sorted(CAUSES))
+def test_a_fault_in_either_role_ends_split(kind: str, rank: int, saved_target: Path, tmp_path: Path) -> None:
+    failed_run(saved_target, tmp_path / "run", f"{kind}:{rank}:2", ranks=2, split=True)

@@ -27,17 +27,16 @@ def fail(kind: str) -> None:
 
 def sabotage(kind: str, step: int) -> None:
     from trainer import runfiles
-    from trainer.topology.colocated import Colocated
 
     runfiles.DEADLINE_S["training"] = 4.0
-    inner = Colocated.gradients
+    stepped = runfiles.RunFiles.stepped
 
-    def gradients(self: Colocated, number: int) -> object:
+    def then_fail(self: runfiles.RunFiles, number: int) -> None:
+        stepped(self, number)
         if number == step:
             fail(kind)
-        return inner(self, number)
 
-    Colocated.gradients = gradients  # type: ignore[method-assign, assignment]
+    runfiles.RunFiles.stepped = then_fail  # type: ignore[method-assign]
 
 
 if "DFLASH_TEST_FAULT" in os.environ and "rank" in sys.orig_argv:
