@@ -118,25 +118,14 @@ class SpanFinder:
             here = inside.get(number)
             if before is None or here is None:
                 return None
-            # Marks are inside a message's outer white space, which the template may have kept.
-            said = messages[number - 1]["content"]
-            openings = self._openings_after(messages[number - 1]["role"], bool(tools))
-            kept = before[1] + len(said) - len(said.rstrip())
-            after = next((p for p in (before[1], kept) if text.startswith(tuple(openings), p)), None)
-            if after is None:
-                return None
-            fitting = [each for each in openings if text.startswith(each, after)]
             following = inside.get(number + 1)
             if following is None and number + 1 < len(messages):
                 return None
-            # The first is the one of this mode; the others are those of the other modes, the longest first.
-            own = fitting[0] == openings[0]
-            start = after + len(fitting[0])
-            if start > here[1]:
+            begun = self._begin(text, messages[number - 1], bool(tools), before[1], here)
+            if begun is None:
                 return None
-            end = self._end(text, here[1], following[0] if following else len(text))
-            spans.append((start, end))
-            other = not own or any(len(each) > len(fitting[0]) for each in fitting[1:])
+            start, other = begun
+            spans.append((start, self._end(text, here[1], following[0] if following else len(text))))
         return Rendered(text, tuple(spans), other)
 
     def _by_prefixes(self, messages: Messages, tools: list[Any] | None) -> Rendered:
@@ -166,6 +155,32 @@ class SpanFinder:
             return self.template.render(messages, tools, True, mode)
         except BadRow:
             return None
+
+    def _begin(
+        self, text: str, before: dict[str, Any], tools: bool, said: int, here: Span
+    ) -> tuple[int, bool] | None:
+        """Where an answer begins, and whether as with thinking said otherwise; None when that is not clear.
+
+        Args:
+            before: the message before it, whose words end at `said`.
+            here: the first and the last known place of the answer's own words.
+        """
+        openings = self._openings_after(before["role"], tools)
+        # Marks are inside a message's outer white space, which the template may have kept.
+        ends = (said, said + len(before["content"]) - len(before["content"].rstrip()))
+        after = next((end for end in ends if text.startswith(tuple(openings), end)), None)
+        if after is not None:
+            # The first is the one of this mode; the others are those of the other modes, the longest first.
+            fitting = [each for each in openings if text.startswith(each, after)]
+            start = after + len(fitting[0])
+            longer = any(len(each) > len(fitting[0]) for each in fitting[1:])
+            return (start, fitting[0] != openings[0] or longer) if start <= here[1] else None
+        # The prompt opens a thought that the template leaves out of finished answers (DeepSeek's kind): what
+        # it does write before the answer's first word is the beginning of the prompt.
+        for end in ends:
+            if end < here[0] and any(each.startswith(text[end : here[0]]) for each in openings):
+                return here[0], True
+        return None
 
     def _end(self, text: str, start: int, stop: int) -> int:
         """After the token that ends the turn, if there is one between the message and the next."""

@@ -252,6 +252,18 @@ def finder(text: str, **mode: Any) -> SpanFinder:
     return SpanFinder(template, ["<end>"], ["<end>"])
 
 
+def test_a_prompt_that_opens_a_thought_which_finished_answers_lack() -> None:
+    thinks = (
+        "{% for m in messages %}{% if m.role == 'user' %}<U>{{ m.content }}{% else %}"
+        "<A>{{ m.content.split('</think>')[-1] }}<end>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<A><think>\n{% endif %}"
+    )
+    found = finder(thinks).find([user("a"), assistant("b <A>"), user("c"), assistant("d")], None)
+    assert answers(found) == ["b <A><end>", "d<end>"] and found.other_mode
+    with pytest.raises(BadRow, match="message 1: the chat template writes it otherwise"):
+        finder(thinks).find([user("a"), assistant("<think>x</think>b")], None)
+
+
 def test_templates_that_look_at_texts_fall_back_to_prefixes() -> None:
     curious = (
         "{% for m in messages %}[{{ m.role }}{% if m.content.startswith('B') %}!{% endif %}]"
