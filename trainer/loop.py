@@ -87,6 +87,7 @@ class Trainer:
         self.first_step = 0  # of this life of the run
         self.saved_step: int | None = None
         self.failed_saves = 0
+        self.best_after = 0  # a run that goes on in a new folder has no best one there yet
 
     @property
     def say(self) -> Any:
@@ -107,6 +108,14 @@ class Trainer:
         """The highest acceptance length by real decoding so far; 0 before the first."""
         return max((real for _, _, real in self.progress.measured), default=0.0)
 
+    @property
+    def at_its_best(self) -> bool:
+        """Was the drafter measured just now, and better than ever in this folder?"""
+        *before, last = [each for each in self.progress.measured if each[0] > self.best_after] or [
+            (0, None, 0.0)
+        ]
+        return last[0] == self.progress.step and all(last[2] > real for _, _, real in before)
+
     # Before the first step
 
     def prepare(self) -> None:
@@ -126,7 +135,7 @@ class Trainer:
         batch, uniform = self._first_batch()
         size = config.micro_rows or config.batch_rows
         self.say(str(check(self.step, self.parts.target, batch.part(slice(0, size)), uniform[:size])))
-        shape = f"{size} rows of {config.data.row_tokens} tokens with {self.width} anchors each"
+        shape = f"{size} rows of {config.data.row_tokens} tokens with {self.step.pass_width} anchors each"
         with preflight.worst_case(shape):
             self._rehearse(batch.part(slice(0, size)), uniform[:size])
         self.say(preflight.peak(self.parts.target.device))
@@ -160,8 +169,7 @@ class Trainer:
         rows = dataclasses.replace(batch.rows, supervised=torch.ones_like(batch.rows.supervised))
         before = checkpoint.take(0, drafter, self.optimizer, {}, keep=copies)
         copies.wait()
-        sums = self.step.sums(Batch(rows, batch.states), uniform)
-        sums.loss.backward()
+        sums = self.step.gradients(Batch(rows, batch.states), [uniform])
         self.optimizer.step(0.0, sums.weight)
         for name, tensor in moments(self.optimizer).items():
             copies(name, tensor)
@@ -182,6 +190,7 @@ class Trainer:
         self.files.step = progress.step or None
         here = self.writer.root / checkpoint.folder_name(progress.step)
         self.saved_step = progress.step if here.is_dir() else None
+        self.best_after = 0 if here.is_dir() else progress.step
         total = None if seconds is None else progress.elapsed_s + seconds
         self.clock = Clock(self.config.budget.steps, total, time.monotonic() - progress.elapsed_s)
         self.work = make_work(
@@ -353,7 +362,6 @@ class Trainer:
             self.parts.drafter.eval()
             length = self.evaluator.measure_greedy(self.parts.drafter, count, self.look_tokens)
             self.parts.drafter.train()
-        improved = length > self.best
         measured.append((step, None if matched is None else matched.prefix, length))
         self._record({"acceptance_length": round(length, 4)})
         beside = "" if matched is None else f", prefix-match {matched.prefix:.2f}"
@@ -365,22 +373,23 @@ class Trainer:
         if warning:
             self.say(f"WARNING: {warning}")
             self.files.note(warning)
-        if improved and step > 0:
+        if self.at_its_best:
             self.writer.finish(self.files.beat)
             self._hear_of_writes()
             if self.saved_step == step:
                 checkpoint.mark_best(self.writer.root, self.writer.root / checkpoint.folder_name(step))
-            self._save(best=True)
+            self._save()
 
     # Saving
 
-    def _save(self, best: bool = False) -> None:
+    def _save(self) -> None:
         """Begin to write a checkpoint of the present step, unless it is there."""
         step = self.progress.step
         if self.saved_step == step or not self.saves:
             return
         position = self.progress.to_json(self.config.batch_rows, len(self.data.rows), self.warmup)
-        self.writer.start(step, self.parts.drafter, self.optimizer, {**self.facts, **position}, best)
+        facts = {**self.facts, **position}
+        self.writer.start(step, self.parts.drafter, self.optimizer, facts, self.at_its_best)
         self.saved_step = step
 
     def _hear_of_writes(self) -> OSError | None:

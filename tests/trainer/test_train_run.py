@@ -165,6 +165,13 @@ def test_sigterm_saves_and_ends_with_143(tmp_path: Path, saved_target: Path) -> 
     assert step >= 1 and saved.name == f"step-{step:07d}"
     load_drafter(saved)
     assert not (folder / "root_cause.json").exists()
+    # Going on from it is in test_kill_and_resume.py; this is the option of the command line.
+    path = write_recipe(tmp_path, recipe(saved_target, budget__steps=30, evaluate__prompts=0))
+    refused = command_line(["train", str(path), "--resume", str(folder)], tmp_path / "new", tmp_path)
+    assert refused.returncode == 2 and "train.budget.steps: 1000000 there, 30 here" in refused.stderr
+    assert (
+        "next: resume with the recipe and data that it was made of, or say --allow-changes" in refused.stderr
+    )
 
 
 def test_a_wrong_recipe_is_one_message_and_code_2(tmp_path: Path) -> None:
