@@ -86,6 +86,16 @@ def read(
     position = Position(host.state_dir, tag, lines, since_s)
     engine: Engine | None = None
     failures, end = 0, None
+    said: type[DflashError] | None = None
+
+    def heard(event: Event) -> None:
+        """The first word after lost contact is contact, long before the call has ended."""
+        nonlocal failures
+        if failures:
+            source.on_notice("in contact again")
+        failures = 0
+        receive(event, position, source)
+
     try:
         while True:
             try:
@@ -96,16 +106,15 @@ def read(
                     "read_log",
                     position.request(wait_s),
                     timeout_s=wait_s + SLACK_S,
-                    on_event=lambda event: receive(event, position, source),
+                    on_event=heard,
                 )
-                if failures:
-                    source.on_notice("in contact again")
-                failures = 0
             except (Unreachable, ContainerDown) as error:
                 if not follow or not position.run_id:
                     raise
-                if not failures:
+                # Said once, and once more when more is known: a container that stops first breaks the line.
+                if not failures or type(error) is not said:
                     source.on_notice(f"no contact ({error.what.splitlines()[0]}); trying again")
+                said = type(error)
                 _close(engine)
                 engine, failures = None, failures + 1
                 sleep(min(float(2**failures), SLOWEST_S))
