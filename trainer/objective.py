@@ -10,7 +10,7 @@ Rows R, row tokens S, anchors a row N, block size B.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -30,6 +30,16 @@ class Blocks:
     weights: Tensor  # [R, N, B-1] decay weights, 0 where unsupervised
     positions: Tensor  # [R, N * B] the slots' positions in their documents, for RoPE
     tokens: Tensor  # [R, N * B] anchor, mask, mask, ...
+
+    def part(self, places: slice) -> Blocks:
+        """The blocks at these places of every row."""
+        rows, count = self.anchors.shape
+
+        def cut(values: Tensor) -> Tensor:
+            by_block = values.view(rows, count, -1)[:, places]
+            return by_block if values.dim() == 3 else by_block.flatten(1)
+
+        return Blocks(**{each.name: cut(getattr(self, each.name)) for each in fields(self)})
 
 
 def valid_anchors(rows: Rows) -> Tensor:

@@ -94,7 +94,7 @@ def worst_case(shape: str) -> Iterator[None]:
         raise Refused(
             f"one step of {shape} does not fit: {first}",
             where="memory",
-            next="lower train.micro_rows (the batch stays as it is), objective.anchors_per_row, token_budget",
+            next="lower train.micro_rows or objective.anchors_per_pass: the step stays what it is",
         ) from error
 
 

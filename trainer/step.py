@@ -6,20 +6,24 @@ Nothing here reads a value back from the device or has a size that depends on th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from trainer.config import TrainConfig
 from trainer.data.packing import Rows
 from trainer.loss import Kind, Sums, head_loss
 from trainer.machine import multiplies_bfloat16
-from trainer.model.drafter import Drafter
+from trainer.model.drafter import Drafter, KeyValue
 from trainer.model.flex import flex_mask
 from trainer.model.mask import bounds, dense_mask
+from trainer.model.shared_context import SharedContext
 from trainer.model.target import States
 from trainer.objective import Blocks, choose_anchors, make_blocks
 
@@ -66,7 +70,11 @@ class Ends(Protocol):
 
 
 class DrafterStep:
-    """Loss sums of a batch; `backward` on their loss gives gradients that add over micro-batches."""
+    """Loss sums and gradients of a batch, which add over micro-batches.
+
+    `gradients` is what training does: a row's anchors in passes of a fixed width, all of them reading one
+    context. `sums` is the plain definition, everything in one graph; both give the same.
+    """
 
     def __init__(self, drafter: Drafter, target: Ends, config: TrainConfig, width: int) -> None:
         """
@@ -75,6 +83,9 @@ class DrafterStep:
             width: anchors a row.
         """
         self.drafter, self.target, self.config, self.width = drafter, target, config, width
+        # Passes of equal width; the last one's spare blocks are dead.
+        self.pass_count = math.ceil(width / (config.objective.anchors_per_pass or width))
+        self.pass_width = math.ceil(width / self.pass_count)
         self.device, self.device_type = target.device, target.device.type
         self.flex = config.attention == "flex" or (config.attention == "auto" and self.device_type == "cuda")
         self.compute_dtype = products_dtype(config.precision, self.device_type)
@@ -84,9 +95,11 @@ class DrafterStep:
         self.windows = [drafter.config.window(layer) for layer in range(len(drafter.layers))]
 
     def blocks(self, rows: Rows, uniform: Tensor) -> Blocks:
-        """The batch's blocks. uniform: [R, S] from `trainer.objective.draw`."""
+        """The batch's blocks, a whole number of passes. uniform: [R, S] from `trainer.objective.draw`."""
         drafter, objective = self.drafter.config, self.config.objective
         anchors, keep = choose_anchors(rows, uniform, objective.anchors_per_document, self.width)
+        spare = self.pass_count * self.pass_width - self.width
+        anchors, keep = pad(anchors, (0, spare)), pad(keep, (0, spare))
         gamma = self.config.gamma if objective.weighting == "decay" else float("inf")
         return make_blocks(rows, anchors, keep, drafter.block_size, gamma, drafter.mask_token_id)
 
@@ -99,24 +112,41 @@ class DrafterStep:
         }
         return [made[window] for window in self.windows]
 
-    def hidden(self, batch: Batch, blocks: Blocks, noise: Sequence[torch.Generator] | None = None) -> Tensor:
-        """The drafter's states of the mask slots, [R * N, B-1, H], as the head reads them.
+    def passes(self, blocks: Blocks) -> Iterator[Blocks]:
+        """The blocks, `pass_width` of each row at a time: neighbours along the row stay together."""
+        for number in range(self.pass_count):
+            yield blocks.part(slice(number * self.pass_width, (number + 1) * self.pass_width))
+
+    def _precision(self) -> torch.autocast:
+        low = self.compute_dtype != self.drafter.fc.weight.dtype
+        return torch.autocast(self.device_type, self.compute_dtype, enabled=low)
+
+    def context(self, batch: Batch, noise: Sequence[torch.Generator] | None = None) -> list[KeyValue]:
+        """Each layer's keys and values of the batch's context.
 
         Args:
             noise: one for each row, on the step's device, to draw its input noise from; None: the device's.
         """
-        config = self.drafter.config
         taps = batch.states.taps
         if self.config.objective.input_noise and self.drafter.training:
             drawn = torch.empty_like(taps)
             for place, generator in enumerate(noise or [None] * len(drawn)):
                 drawn[place].uniform_(generator=generator)
             taps = taps + (drawn * 2 - 1) * self.config.objective.input_noise
-        low = self.compute_dtype != self.drafter.fc.weight.dtype
-        taps = taps.to(self.compute_dtype if low else self.drafter.fc.weight.dtype)
-        with torch.autocast(self.device_type, self.compute_dtype, enabled=low):
-            context = self.drafter.context_keys_values(taps, batch.rows.positions)
-            x = self.target.embedding(blocks.tokens).to(self.drafter.fc.weight.dtype)
+        with self._precision():
+            return self.drafter.context_keys_values(taps.to(self.compute_dtype), batch.rows.positions)
+
+    def hidden(self, batch: Batch, blocks: Blocks, context: Sequence[KeyValue] | None = None) -> Tensor:
+        """The drafter's states of the mask slots, [R * N, B-1, H], as the head reads them.
+
+        Args:
+            context: from `context`; None: computed here.
+        """
+        config = self.drafter.config
+        if context is None:
+            context = self.context(batch)
+        x = self.target.embedding(blocks.tokens).to(self.drafter.fc.weight.dtype)
+        with self._precision():
             out = self.drafter(x, blocks.positions, context, self.masks(batch.rows, blocks))
         slots = out.unflatten(1, (-1, config.block_size))[
             :, :, 1:
@@ -124,9 +154,11 @@ class DrafterStep:
         return slots.flatten(0, 1).to(self.compute_dtype)
 
     def sums(self, batch: Batch, uniform: Tensor, noise: Sequence[torch.Generator] | None = None) -> Sums:
-        """Loss sums of one micro-batch. uniform, noise: see `blocks` and `hidden`."""
-        blocks = self.blocks(batch.rows, uniform)
-        hidden = self.hidden(batch, blocks, noise)
+        """Loss sums of one micro-batch in one graph. uniform, noise: see `blocks` and `context`."""
+        return self._sums(batch, self.blocks(batch.rows, uniform), self.context(batch, noise))
+
+    def _sums(self, batch: Batch, blocks: Blocks, context: Sequence[KeyValue]) -> Sums:
+        hidden = self.hidden(batch, blocks, context)
         teacher = None
         if self.config.objective.labels != "data":
             assert batch.states.final is not None
@@ -144,6 +176,36 @@ class DrafterStep:
             teacher,
             self.config.objective.loss_chunk,
         )
+
+    def gradients(
+        self,
+        batch: Batch,
+        uniforms: Sequence[Tensor],
+        noises: Sequence[Sequence[torch.Generator]] | None = None,
+    ) -> Sums:
+        """Add the gradients of a micro-batch's replays to the drafter's; the loss sums, detached.
+
+        Args:
+            uniforms: one a replay, see `blocks`.
+            noises: one a replay, see `context`. Noise differs from replay to replay, so with it the context
+                is computed for each of them; without, once for all.
+        """
+        total: Sums | None = None
+        groups: list[tuple[Sequence[Tensor], Sequence[torch.Generator] | None]] = [(uniforms, None)]
+        if noises is not None:
+            groups = [([uniform], noise) for uniform, noise in zip(uniforms, noises, strict=True)]
+        for group, noise in groups:
+            shared = SharedContext(self.context(batch, noise))
+            for uniform in group:
+                for blocks in self.passes(self.blocks(batch.rows, uniform)):
+                    sums = self._sums(batch, blocks, shared.leaves)
+                    sums.loss.backward()
+                    shared.gather()
+                    sums = dataclasses.replace(sums, loss=sums.loss.detach())
+                    total = sums if total is None else total + sums
+            shared.push()
+        assert total is not None
+        return total
 
 
 def products_dtype(precision: str, device_type: str) -> torch.dtype:
