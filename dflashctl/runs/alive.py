@@ -143,6 +143,11 @@ def _without_heartbeat(facts: RunFacts, rules: Rules) -> Verdict:
     if silent > slow_s:
         return _verdict(facts, "slow", "low", [late, *trouble, *announced, *step, cpu, basis], silent)
     wrote = "its log grows" if log and log.grown else f"its log was written {age(silent)} ago"
+    seen = facts.step_seen_age_s
+    if usual is not None and seen is not None and seen > max(rules.alone_factor * usual, rules.alone_min_s):
+        # What it writes may be an evaluation, or the complaints of a run that is stuck.
+        late = f"step {facts.step:,} for {age(seen)} (usually {age(usual)}), though {wrote}"
+        return _verdict(facts, "slow", "low", [late, *trouble, cpu, basis], seen)
     recent = silent < rules.quiet_s
     sure = "medium" if stepping and recent and not trouble else "low"
     said = [*step, wrote, *announced, *([] if recent else [cpu]), basis, *trouble]

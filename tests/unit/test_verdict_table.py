@@ -330,6 +330,12 @@ CASE("an announced pause does not excuse an hour without CPU time", family=idle(
      log=log(3600.0, step=118), started_age_s=4000.0, announced="evaluating")
 CASE("the recipe shortens the patience with a program that spins", log=log(40.0, step=118), state="wedged",
      rules={"busy_quiet_s": 30.0, "alone_factor": 5.0})
+CASE("a watcher sees the log grow and the step stay", log=log(1.0, step=118, grown=80), state="slow",
+     sure="low", step_seen_age_s=130.0, says=["step 118 for 130 s (usually 5.1 s), though its log grows"])
+CASE("and for less than two minutes it says nothing", log=log(1.0, step=118, grown=80), state="running",
+     step_seen_age_s=110.0)
+CASE("nor while the log announces a pause", log=log(1.0, step=118, grown=80), state="running",
+     step_seen_age_s=900.0, announced="evaluating 3 of 24")
 CASE("the recipe makes the log its heartbeat: a program that spins", log=log(21.0, step=118), state="wedged",
      sure="medium", rules={"log_deadline_s": 20.0},
      says=["no step for at least 21 s", "the recipe allows 20 s", "120 % of a core busy", "no heartbeat: "])
