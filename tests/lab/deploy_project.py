@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fast_cli
 from lab_client import REPOSITORY, enter
 
 from dflashctl.config.hosts import Host, HostEntry, complete
@@ -76,10 +77,7 @@ class Project:
         return self.dflashctl("deploy", *words)
 
     def dflashctl(self, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "dflashctl", *words]
-        return subprocess.run(
-            argv, cwd=self.root, env=self.env(), capture_output=True, text=True, timeout=120
-        )
+        return fast_cli.run(*words, cwd=self.root, env=self.env(), timeout=120)
 
     def argv(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "dflashctl", "deploy", *words]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lab_client import cli, cli_argv, cli_environment, enter, inside, on_host
+from lab_client import DEADLINE_S, cli, cli_argv, cli_environment, enter_command, inside, on_host
 
 from dflashctl.config import load_hosts
 from dflashctl.gpus.facts import ask_inside, read_facts
@@ -113,7 +113,9 @@ class Project:
 
     def inside(self, script: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
         """A shell script in container 200, by its namespaces alone (and no pct)."""
-        done = enter(self.endpoint, script)
+        command = ["sh", "-c", enter_command(script)]
+        told = self.engine.run_on_host(command, timeout_s=DEADLINE_S)
+        done = subprocess.CompletedProcess(command, told.exit_code, told.stdout, told.stderr)
         assert not check or done.returncode == 0, done
         return done
 

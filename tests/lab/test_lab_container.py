@@ -313,7 +313,7 @@ try:
 finally:
     lifecycle.down()
 """
-    lab_tests = str(Path(__file__).parent)
+    lab_tests = f"{Path(__file__).parent}:{Path(__file__).parents[1]}/kit"
     machine = [
         "unshare",
         "--user",

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fast_cli
 import pytest
 from lab_client import on_host
 
 from dflashctl.lab.state import LabEndpoint, Record
 
 pytestmark = pytest.mark.lab
-DEADLINE_S = 90.0
+DEADLINE_S = 120.0
 
 JOB = """
 import json, os, sys, time
@@ -88,16 +88,7 @@ def cli(lab: Record, tmp_path: Path) -> Iterator[Cli]:
     tags: list[str] = []
 
     def call(*words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "dflashctl", *words],
-            cwd=tmp_path,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        done = fast_cli.run(*words, cwd=tmp_path, env=environment, timeout=DEADLINE_S)
         if code is not None:
             assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
         assert "Traceback (most recent" not in done.stderr, done.stderr

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fast_cli
+
 from dflashctl.agent import hostlock, release
 from dflashctl.config.hosts import HostEntry, complete
 from dflashctl.config.resolve import read_recipe
@@ -89,6 +91,4 @@ class Place:
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`dflashctl WORDS` in the project."""
-        return subprocess.run(
-            self.argv(*words), env=self.env(), cwd=self.project, capture_output=True, text=True, timeout=120
-        )
+        return fast_cli.run(*words, env=self.env(), cwd=self.project, timeout=120)

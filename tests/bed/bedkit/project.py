@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -20,6 +20,9 @@ _RUN = "import sys; sys.argv[0] = 'dflashctl'; from dflashctl.cli import main; s
 
 class Project:
     """`folder` is made. dflashctl is imported from `package`: this repository, or a changed copy of it."""
+
+    forked: ClassVar[bool] = False
+    """Tests save the start of an interpreter for each command (tests/kit/fast_cli.py); benchmarks do not."""
 
     def __init__(self, folder: Path, hosts: dict[str, Any], package: Path = REPOSITORY) -> None:
         self.folder = folder
@@ -88,6 +91,10 @@ class Project:
 
     def run(self, *args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
         """`dflashctl ARGS` in the project's folder."""
+        if self.forked and self.package == REPOSITORY and "LD_PRELOAD" not in env:
+            import fast_cli
+
+            return fast_cli.run(*args, cwd=self.folder, env=self.env(**env), timeout=timeout)
         return subprocess.run(
             self.argv(*args),
             cwd=self.folder,
