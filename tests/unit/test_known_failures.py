@@ -89,6 +89,11 @@ def test_a_project_with_another_program_named_trainer_does_not_hide_the_table(tm
     assert done.stdout == f"{len(known.table())}\n", done.stderr
 
 
+def test_what_a_trainer_logs_of_a_failure_is_not_taken_for_another() -> None:
+    """The words stand in the log that is searched for the patterns next."""
+    assert failures.find(failures.words(failures.table())) == ()
+
+
 TEXT = """\
 [rank1]: W0101 12:00:00 torch/_dynamo/convert_frame.py:1358] torch._dynamo hit config.recompile_limit (8)
 torch.OutOfMemoryError: CUDA out of memory. 9.71 GiB is reserved by PyTorch but unallocated.
