@@ -26,7 +26,7 @@ from trainer.evaluate import Evaluator
 from trainer.held_out import HeldOut, Matched, leak
 from trainer.loss import Sums
 from trainer.objective import draw
-from trainer.optim import DrafterOptimizer, lr_factor
+from trainer.optim import BadSteps, DrafterOptimizer, lr_factor
 from trainer.optimizer_state import forget, moments
 from trainer.progress import Clock, Every, Tally
 from trainer.resume import Progress
@@ -82,6 +82,7 @@ class Trainer:
         self.progress = Progress()
         self.clock = Clock(config.budget.steps, None, time.monotonic())
         self.writer = Writer(files.folder / "checkpoints", config.checkpoint.keep, self.saves)
+        self.bad_steps, self.told_bad_steps = BadSteps(config.optimizer.max_bad_steps), 0
         self.held_out: HeldOut | None = None
         self.work: Work | None = None  # from `start` on
         self.first_step = 0  # of this life of the run
@@ -232,7 +233,7 @@ class Trainer:
             sums, norm, bad = self.one_step(progress.step, factor)
             progress.step += 1
             progress.elapsed_s = self.clock.elapsed_s
-            since.add(sums, config.token_budget, bad)
+            since.add(sums, config.token_budget, bad, norm)
             share = self.clock.progress(progress.step)
             self.files.total_steps = self._expected_steps()
             self.files.queues = self.work.depths() if self.work else {}
@@ -275,6 +276,7 @@ class Trainer:
         sums, bad = self.work.gradients(number)
         norm = self.optimizer.step(factor, sums.weight)
         self.work.updated()
+        self.bad_steps.saw(number, norm)
         return sums, norm, bad
 
     def _share(self) -> float:
@@ -302,16 +304,17 @@ class Trainer:
     def _report(self, since: Tally, norm: Tensor, factor: float) -> None:
         metrics = since.metrics()
         metrics["lr"] = self.config.optimizer.lr * factor
-        metrics["grad_norm"] = round(float(norm), 4)
+        metrics["grad_norm"] = round(float(norm), 4) if bool(norm.isfinite()) else None
+        self._tell_bad_steps(metrics)
         allowed, total = self.config.data.max_bad_rows, len(self.data.rows)
         new = newly_bad(since.bad_rows, self.progress.bad_rows, allowed, total)
         if new:
             self.progress.bad_rows += new
             self.say(f"rows {new} have non-finite hidden states and were skipped")
         step = self.progress.step
-        if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
+        if not math.isfinite(metrics["loss"]):
             raise TrainerError(
-                f"loss {metrics['loss']}, gradient norm {metrics['grad_norm']} at step {step}",
+                f"loss {metrics['loss']} at step {step}",
                 where="training",
                 next="lower optimizer.lr, or start from the last checkpoint",
             )
@@ -329,6 +332,16 @@ class Trainer:
                 lr=metrics["lr"],
             )
         )
+
+    def _tell_bad_steps(self, metrics: dict[str, Any]) -> None:
+        """Skipped steps of this life of the run, when there are new ones. Raises TrainerError: too many."""
+        self.bad_steps.finish()
+        if self.bad_steps.total:
+            metrics["skipped_steps"] = self.bad_steps.total
+        if self.bad_steps.total > self.told_bad_steps:
+            new = self.bad_steps.total - self.told_bad_steps
+            self.say(f"WARNING: {new} steps with a non-finite gradient were skipped")
+            self.told_bad_steps = self.bad_steps.total
 
     def _record(self, metrics: dict[str, Any]) -> None:
         self.files.record(metrics)

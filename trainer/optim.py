@@ -1,10 +1,14 @@
 """AdamW over float32 masters, parameter groups that cover everything once, and the learning rate over the
 run.
+
+A step with a non-finite gradient changes nothing: no weight, no moment, no step count. Whether it is one is
+decided where the gradient is and never read by the host, which learns of it later (`BadSteps`).
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,7 +18,7 @@ from torch import Tensor, nn
 
 from trainer.config import Optimizer as OptimizerSection
 from trainer.config import ParameterGroup, Schedule
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, TrainerError
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class DrafterOptimizer:
     """One algorithm a group; state and arithmetic are float32 whatever the parameters' dtype.
 
     A float32 parameter is its own master; for others a float32 copy is trained and written back after each
-    step, so that small updates are not lost to rounding.
+    step, so that small updates are not lost to rounding. All that a step reads lies in tensors that stay
+    where they are, so a CUDA graph can hold it: the learning rates, too, are filled in.
     """
 
     def __init__(self, drafter: nn.Module, section: OptimizerSection) -> None:
@@ -74,9 +79,11 @@ class DrafterOptimizer:
         section = self.section
         members = [m for m, each in zip(self.masters, self.assigned, strict=True) if each.group is group]
         if group.algorithm == "adamw":
+            device = members[0].device
             return torch.optim.AdamW(
                 members,
-                lr=section.lr,
+                lr=torch.tensor(section.lr, device=device),  # float32, as the weights are
+                capturable=device.type == "cuda",
                 betas=(section.beta1, section.beta2),
                 eps=section.eps,
                 weight_decay=group.weight_decay,
@@ -124,29 +131,124 @@ class DrafterOptimizer:
             weight: the sum of weights over all micro-batches (and ranks) that the gradients' sum is divided
             by.
         Returns:
-            the gradient's norm before clipping.
+            the gradient's norm before clipping; where it is not finite, nothing was updated.
         """
+        self.set_rates(factor)
+        norm = self.update(weight)
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            parameter.grad = master.grad = None
+        return norm
+
+    def set_rates(self, factor: float) -> None:
+        """Learning rates of the next update. AdamW's stay where they are, Muon's are the host's anyway."""
+        for group, algorithm in zip(self.section.groups, self.algorithms, strict=True):
+            rate, held = self.section.lr * group.lr_scale * factor, algorithm.param_groups[0]
+            if isinstance(held["lr"], Tensor):
+                held["lr"].fill_(rate)
+            else:
+                held["lr"] = rate
+
+    def update(self, weight: Tensor) -> Tensor:
+        """What the device does in a step: no value is read back, no gradient dropped. See `step`."""
         divisor = weight.clamp(min=torch.finfo(torch.float32).tiny)
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if master is not parameter:
                 master.grad = parameter.grad.float()
-                parameter.grad = None
         gradients = [master.grad for master in self.masters if master.grad is not None]
         torch._foreach_div_(gradients, divisor)
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.section.clip:
             torch._foreach_mul_(gradients, (self.section.clip / (norm + 1e-6)).clamp(max=1.0))
-        for group, algorithm in zip(self.section.groups, self.algorithms, strict=True):
-            algorithm.param_groups[0]["lr"] = self.section.lr * group.lr_scale * factor
-            algorithm.step()
-            algorithm.zero_grad(set_to_none=True)
+        bad = ~norm.isfinite()
+        for algorithm in self.algorithms:
+            if isinstance(algorithm, torch.optim.AdamW):
+                # What a GradScaler tells its optimizer; the fused update then leaves all as it is.
+                algorithm.found_inf = bad.float()  # type: ignore[attr-defined]
+                algorithm.step()
+            else:
+                _step_unless(bad, algorithm)
         with torch.no_grad():
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 if master is not parameter:
                     parameter.copy_(master)
         return norm
+
+
+@torch.no_grad()
+def _step_unless(bad: Tensor, algorithm: torch.optim.Optimizer) -> None:
+    """A step of Muon, which knows no `found_inf`, undone on the device where `bad`.
+
+    The momentum moves towards the gradient, so it stays if that is the momentum itself; the weights are kept
+    aside.
+    """
+    members = [member for group in algorithm.param_groups for member in group["params"]]
+    before = [member.clone() for member in members]
+    for member in members:
+        held = algorithm.state[member].get("momentum_buffer") if member in algorithm.state else None
+        member.grad = torch.where(bad, torch.zeros_like(member) if held is None else held, member.grad)
+    algorithm.step()
+    for member, old in zip(members, before, strict=True):
+        member.copy_(torch.where(bad, old, member))
+
+
+class BadSteps:
+    """Counts the steps with a non-finite gradient, and ends a run that has too many in a row.
+
+    On a GPU the host reads each count when it has arrived, at most LAG steps later, and never waits for the
+    step that was just begun.
+    """
+
+    LAG = 2
+
+    def __init__(self, most: int) -> None:
+        """most: in a row; the next one ends the run."""
+        self.most, self.total = most, 0
+        self._row: Tensor | None = None
+        self._sent: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+
+    def saw(self, step: int, norm: Tensor) -> None:
+        """Step `step` had this gradient norm. Raises TrainerError, for it or for one shortly before."""
+        bad = (~norm.isfinite()).to(torch.int32)
+        self._row = bad if self._row is None else (self._row + bad) * bad
+        self._sent.append((step, *_to_host(self._row)))
+        while self._sent and (len(self._sent) > self.LAG or _arrived(self._sent[0][2])):
+            self._read()
+
+    def finish(self) -> None:
+        """Read all that is on its way. Raises TrainerError."""
+        while self._sent:
+            self._read()
+
+    def _read(self) -> None:
+        step, count, event = self._sent.popleft()
+        if event is not None:
+            event.synchronize()
+        in_a_row = int(count)
+        self.total += in_a_row > 0
+        if in_a_row > self.most:
+            raise TrainerError(
+                f"the gradient of {in_a_row} steps in a row is not finite, the last of them step {step + 1}; "
+                "none of them changed anything",
+                where="training",
+                next="lower optimizer.lr, or start from the last checkpoint",
+            )
+
+
+def _to_host(tensor: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """A copy that is on its way to the host, and the event that says that it is there; None: it is."""
+    if not tensor.is_cuda:
+        return tensor, None
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return copy, event
+
+
+def _arrived(event: torch.cuda.Event | None) -> bool:
+    return event is None or event.query()
 
 
 def lr_factor(schedule: Schedule, step: int, progress: float, warmup_steps: int) -> float:

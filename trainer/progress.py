@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainer.loss import Sums
@@ -69,8 +70,18 @@ class Tally:
         self.tokens = 0
         self._bad: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, sums: Sums, tokens: int, bad: tuple[Tensor, Tensor] | None) -> None:
-        """bad: the step's rows, and which of them had non-finite states."""
+    def add(
+        self, sums: Sums, tokens: int, bad: tuple[Tensor, Tensor] | None, norm: Tensor | None = None
+    ) -> None:
+        """
+        Args:
+            bad: the step's rows, and which of them had non-finite states.
+            norm: the gradient's; a step for which it is not finite was not taken, so its sums do not count.
+        """
+        if norm is not None:
+            parts = (getattr(sums, name) for name in sums.__dataclass_fields__)
+            good = norm.isfinite()
+            sums = Sums(*(torch.where(good.to(part.device), part, torch.zeros_like(part)) for part in parts))
         self.sums = sums if self.sums is None else self.sums + sums
         self.tokens += tokens
         if bad is not None:

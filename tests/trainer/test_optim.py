@@ -1,4 +1,4 @@
-"""Parameter groups, float32 masters, clipping, learning rates.
+"""Parameter groups, float32 masters, clipping, non-finite gradients, learning rates.
 
 Run: python -m pytest tests/trainer/test_optim.py
 """
@@ -14,9 +14,12 @@ import torch
 from torch import nn
 
 from trainer.config import Optimizer, ParameterGroup, Schedule
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, TrainerError
+from trainer.loss import Sums
 from trainer.model.drafter import Drafter
-from trainer.optim import DrafterOptimizer, assign_groups, lr_factor
+from trainer.optim import BadSteps, DrafterOptimizer, assign_groups, lr_factor
+from trainer.optimizer_state import masters, moments
+from trainer.progress import Tally
 
 
 def test_every_parameter_of_the_drafter_is_in_exactly_one_group(make_drafter: Callable[..., Drafter]) -> None:
@@ -44,7 +47,7 @@ def test_groups_that_do_not_fit_are_refused(
         DrafterOptimizer(make_drafter(), Optimizer(groups=groups))
 
 
-def small(dtype: torch.dtype = torch.float32) -> nn.Module:
+def small(dtype: torch.dtype = torch.float32) -> nn.Linear:
     torch.manual_seed(0)
     return nn.Linear(6, 4).to(dtype)
 
@@ -154,3 +157,82 @@ def test_learning_rates_warm_up_and_come_down(changes: dict[str, Any]) -> None:
 def test_assignments_keep_names_and_shapes() -> None:
     assigned = assign_groups(small().named_parameters(), ALL)
     assert [(each.name, each.shape) for each in assigned] == [("weight", (4, 6)), ("bias", (4,))]
+
+
+def state_of(module: nn.Module, optimizer: DrafterOptimizer) -> dict[str, torch.Tensor]:
+    """Weights, masters, moments and step counts, copied."""
+    found = {f"weight {name}": each for name, each in module.named_parameters()}
+    found |= {f"master {name}": each for name, each in masters(optimizer).items()}
+    found |= {f"moment {name}": each for name, each in moments(optimizer).items()}
+    return {name: each.detach().clone() for name, each in found.items()}
+
+
+MUON = [ParameterGroup("w", ["weight"], algorithm="muon", weight_decay=0.1), ParameterGroup("b", ["bias"])]
+
+
+@pytest.mark.parametrize("groups", [ALL, MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_a_step_with_a_non_finite_gradient_changes_nothing(
+    groups: list[ParameterGroup], dtype: torch.dtype, value: float, clip: float
+) -> None:
+    """Neither the first step nor a later one; the good steps are those of a run that had no bad one."""
+    section = Optimizer(lr=0.05, clip=clip, groups=groups)
+    spoilt, clean = small(dtype), small(dtype)
+    mine, theirs = DrafterOptimizer(spoilt, section), DrafterOptimizer(clean, section)
+
+    def fill(module: nn.Module, number: int) -> None:
+        generator = torch.Generator().manual_seed(number)
+        for parameter in module.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+
+    for number in range(4):
+        fill(spoilt, 100 + number)
+        gradient = spoilt.weight.grad
+        assert isinstance(gradient, torch.Tensor)
+        gradient.view(-1)[number] = value
+        before = state_of(spoilt, mine)
+        norm = mine.step(1.0, torch.tensor(1.0))
+        assert not norm.isfinite() and spoilt.weight.grad is None and mine.masters[0].grad is None
+        for name, held in state_of(spoilt, mine).items():
+            assert torch.equal(held, before.get(name, torch.zeros_like(held))), name
+        for module, optimizer in ((spoilt, mine), (clean, theirs)):
+            fill(module, number)
+            assert optimizer.step(0.5, torch.tensor(2.0)).isfinite()
+    wanted = state_of(clean, theirs)
+    assert any(name.startswith("moment step") and float(held) == 4 for name, held in wanted.items())
+    for name, held in state_of(spoilt, mine).items():
+        assert torch.equal(held, wanted[name]), name
+
+
+def test_learning_rates_of_adamw_stay_in_their_tensors() -> None:
+    """A captured update reads the rate where it lay when it was captured."""
+    optimizer = DrafterOptimizer(
+        small(), Optimizer(lr=0.1, groups=[ParameterGroup("a", ["*"], lr_scale=0.5)])
+    )
+    held = optimizer.algorithms[0].param_groups[0]["lr"]
+    optimizer.set_rates(0.25)
+    assert optimizer.algorithms[0].param_groups[0]["lr"] is held
+    assert float(held) == pytest.approx(0.1 * 0.5 * 0.25)
+
+
+def test_bad_steps_are_counted_and_too_many_in_a_row_end_the_run() -> None:
+    counter = BadSteps(most=2)
+    for step, norm in enumerate([1.0, math.nan, math.inf, 2.0, math.nan, math.nan]):
+        counter.saw(step, torch.tensor(norm))
+    counter.finish()
+    assert counter.total == 4
+    with pytest.raises(TrainerError, match="3 steps in a row is not finite, the last of them step 7"):
+        counter.saw(6, torch.tensor(math.nan))
+    assert BadSteps(most=2).total == 0
+
+
+def test_a_report_leaves_out_the_steps_that_were_not_taken() -> None:
+    tally = Tally()
+    for loss, norm in ((6.0, 1.0), (math.nan, math.nan), (2.0, 3.0)):
+        one = torch.tensor(1.0)
+        sums = Sums(torch.tensor(loss), 2 * one, one[None], one[None], one, one)
+        tally.add(sums, 10, None, torch.tensor(norm))
+    metrics = tally.metrics()
+    assert metrics["loss"] == 2.0 and metrics["slot_accuracy"] == [1.0] and metrics["prefix_length"] == 2.0
