@@ -23,7 +23,7 @@ from trainer.objective import make_blocks
 from trainer.step import Batch, DrafterStep
 
 WIDTH = 32  # blocks in one pass
-ROUND = 256  # rows are as long as a multiple of this: few shapes to compile for
+SHORTEST = 128  # rows are this long, or twice, four times ...: few shapes to compile for
 
 
 def training_step(drafter: Drafter, target: Target) -> DrafterStep:
@@ -45,7 +45,7 @@ def right_slots(step: DrafterStep, target: Target, prompt: Tensor, output: Outpu
     for emitted in output.emitted:
         anchors.append(place)
         place += emitted
-    size = math.ceil(len(text) / ROUND) * ROUND
+    size = max(SHORTEST, 1 << (len(text) - 1).bit_length())
     tokens = torch.zeros(1, size, dtype=torch.int64, device=prompt.device)
     tokens[0, : len(text)] = torch.tensor(text)
     positions = torch.arange(size, device=prompt.device)[None]

@@ -36,6 +36,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "selector_top_k": (0,),
     "shift_label": (False,),
     "use_aux_hidden_state": (True,),
+    "use_gemma_norm": (False,),
     "use_swa": (False,),
 }
 
@@ -69,8 +70,17 @@ def check_plain(data: Mapping[str, Any], where: str) -> None:
                     where=where,
                 )
     rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    if rope.get("partial_rotary_factor", data.get("partial_rotary_factor")) not in (None, 1):
-        raise ConfigError("partial_rotary_factor is not 1: drafters rotate whole heads", where=where)
+    # Some configurations carry their target's partial rotation along; rope_dim then says what was trained.
+    partial = rope.get("partial_rotary_factor", data.get("partial_rotary_factor"))
+    width = rope.get("rope_dim")
+    if width not in (None, data.get("head_dim")):
+        raise ConfigError(f"rope_dim is {width!r}: drafters here rotate whole heads", where=where)
+    if width is None and partial not in (None, 1):
+        raise ConfigError(
+            f"partial_rotary_factor is {partial!r}: drafters here rotate whole heads",
+            where=where,
+            next="if this one does, too, take the key out: it was copied from the target",
+        )
 
 
 def read_hf(data: Mapping[str, Any], target_layers: int | None, where: str) -> DrafterConfig:

@@ -117,6 +117,7 @@ def test_what_published_drafters_leave_out_is_understood(published: Path, tmp_pa
         torch_dtype="bfloat16",
         transformers_version="4.57.1",
         auto_map={"AutoModel": "dflash.DFlashDraftModel"},
+        rope_scaling={"rope_type": "default", "partial_rotary_factor": 0.25, "rope_dim": 6},
         layer_types=["full_attention"] * 2,
     )
     import_drafter(published, tmp_path / "in", None)
@@ -185,6 +186,9 @@ def test_weights_that_do_not_belong_are_named_with_their_shapes(
         ({"draft_vocab_size": 32}, "draft_vocab_size is 32"),
         ({"target_hidden_size": 20}, "target_hidden_size is 20"),
         ({"is_causal": True}, "is_causal"),
+        ({"use_gemma_norm": True}, "use_gemma_norm"),
+        ({"rope_parameters__partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters__rope_dim": 4}, "rope_dim"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"num_target_layers": ...}, "num_target_layers"),
         ({"dflash_config__mask_token_id": ...}, "mask_token_id"),
