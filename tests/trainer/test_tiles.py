@@ -120,6 +120,21 @@ def test_the_examples_reach_every_kind_of_tile() -> None:
     assert partly.int().tolist() == [[[1, 0, 0, 0, 1, 1]]] and not whole.any()
 
 
+def test_ends_of_intervals_that_are_ends_of_tiles() -> None:
+    """384 tokens: an anchor at a tile's first token does not touch that tile; a document that begins with one
+    touches none before.
+    """
+    for anchors, begins, touched in (
+        ([128, 256], 0, [1, 1, 0, 1]),
+        ([128, 128], 0, [1, 0, 0, 1]),
+        ([200, 210], 128, [0, 1, 0, 1]),
+    ):
+        starts = torch.where(torch.arange(384) < begins, 0, begins)[None]
+        rule = bounds(torch.tensor([anchors]), torch.tensor([[True, True]]), starts, 16, None)
+        partly, whole = tile_map(rule)
+        assert partly.int().tolist() == [[touched]] and not whole.any()
+
+
 class Largest(TorchDispatchMode):
     """Remembers the largest tensor that any operation gave."""
 
