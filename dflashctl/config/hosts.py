@@ -227,7 +227,7 @@ def find_hosts(start: Path) -> Path | None:
     named = os.environ.get("DFLASHCTL_HOSTS")
     if named:
         path = Path(named).expanduser()
-        if not path.is_file():
+        if not _is_there(path):
             raise UsageError(
                 f"no such file: {path}", where="DFLASHCTL_HOSTS", next="mend the variable or unset it"
             )

@@ -69,6 +69,9 @@ def test_the_variable_wins_and_must_name_a_file(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DFLASHCTL_HOSTS", str(tmp_path / "nothing.yaml"))
     with pytest.raises(UsageError, match="DFLASHCTL_HOSTS: no such file"):
         load_hosts(tmp_path / "project")
+    monkeypatch.setenv("DFLASHCTL_HOSTS", str(tmp_path))
+    with pytest.raises(UsageError, match="it is a folder"):
+        load_hosts(tmp_path / "project")
 
 
 @pytest.mark.parametrize("place", ["project/a", "project", "XDG_CONFIG_HOME/dflashctl"])
