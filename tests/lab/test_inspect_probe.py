@@ -21,9 +21,9 @@ from dflashctl.remote.pct import PctEngine
 if TYPE_CHECKING:
     from life_kit import Project
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
-PATIENCE_S = 280.0
+PATIENCE_S = 500.0
 """Programs that import torch, on a machine where others do the same."""
 
 
@@ -42,23 +42,18 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_inspect_works_fully_on_a_torch_without_cuda_in_one_command(
-    project: Project, commands: list[str]
-) -> None:
+def test_a_look_at_a_torch_without_cuda_is_one_command(project: Project, commands: list[str]) -> None:
+    """Of the configuration, docs/inspect.md shows the same on the lab, and tests/local reads every value."""
     import torch
 
     heard: list[str] = []
     host = load_hosts(project.root).host("lab")
-    host = host.model_copy(update={"env": {**host.env, "TORCHINDUCTOR_CUDAGRAPH_TREES": "0"}})
     with open_engine(host) as engine:
-        facts = look(engine, Subject(host), ["inductor", "env"], progress=heard.append)
+        facts = look(engine, Subject(host), ["env"], progress=heard.append)
     assert commands == ["run"]
     assert facts.machine["torch"] == torch.__version__ and facts.machine["torch gpus"] == 0
-    assert "torch" in facts.packages and facts.machine["python"]
-    config = facts.config
-    assert config is not None and len(config.options) > 500 and not config.problems
-    assert [each.name for each, _, _ in config.mistaken()] == ["TORCHINDUCTOR_CUDAGRAPH_TREES"]
-    assert heard[0] == "lab: asking" and "lab: importing torch" in heard
+    assert facts.packages["torch"] == torch.__version__ and facts.machine["python"]
+    assert heard == ["lab: asking", "lab: looking at torch's libraries"]
 
 
 def test_what_needs_a_gpu_says_so_and_the_rest_runs(project: Project) -> None:
