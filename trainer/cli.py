@@ -26,6 +26,8 @@ from trainer.eval_cli import eval
 from trainer.export.cli import export, import_
 from trainer.machine import prepare_environment
 from trainer.runfiles import RunFiles
+from trainer.topology.cli import plan
+from trainer.topology.planning import resolve_auto
 from trainer.topology.rank import RankFiles
 from trainer.topology.start import as_rank, launch_ranks, wanted_ranks
 
@@ -39,6 +41,7 @@ app = typer.Typer(
     help="Train DFlash drafters, and measure them by real decoding.",
 )
 app.command()(eval)
+app.command()(plan)
 app.command()(export)
 app.command("import")(import_)
 app.command()(prepare)
@@ -92,11 +95,15 @@ def train(
     files.enter("loading")
     ranks = 1
 
-    def plan() -> None:
-        nonlocal ranks
-        ranks = wanted_ranks(configs.load(read_recipe(recipe)))
+    def decide() -> None:
+        nonlocal ranks, recipe
+        config = configs.load(read_recipe(recipe))
+        if config.topology == "auto":
+            recipe = resolve_auto(recipe, files.folder)
+            config = configs.load(read_recipe(recipe))
+        ranks = wanted_ranks(config)
 
-    failed = guarded(plan, files)
+    failed = guarded(decide, files)
     if failed:
         raise SystemExit(failed)
     if ranks > 1:

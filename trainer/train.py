@@ -25,6 +25,7 @@ from trainer.report import Report, make_report
 from trainer.runfiles import RunFiles, write_json
 from trainer.scatter import scatter
 from trainer.setup import Assembled, Say, assemble, choose_device
+from trainer.topology.planning import against_plan
 from trainer.topology.ranks import Ranks
 from trainer.topology.split import serve
 from trainer.topology.start import gpu_of, with_its_cores
@@ -255,7 +256,12 @@ def _train(trainer: Trainer, chosen: Path | None, saved: dict[str, Any]) -> None
         trainer.save()
         raise
     trained = trainer.progress.step - trainer.first_step
-    trainer.say(f"{trained:,} steps in {time.monotonic() - started:.1f} s")
+    took = time.monotonic() - started
+    trainer.say(f"{trained:,} steps in {took:.1f} s")
+    planned = against_plan(files.folder, trained * trainer.config.token_budget / max(took, 1e-9))
+    if planned is not None:
+        trainer.say(planned)
+        files.note(planned)
     if trainer.saves and checkpoint.best_name(trainer.writer.root) is None:  # nothing was measured on the way
         checkpoint.mark_best(
             trainer.writer.root, trainer.writer.root / checkpoint.folder_name(trainer.progress.step)

@@ -1,11 +1,14 @@
 """Which layout of a host's GPUs is the fastest: predicted from rates measured on one of them. Pure.
 
-    colocated over N   N / (1/t + 1/d)         every GPU does both in turn: always in balance
-    split T:D          min(T t, D d, link)     the slower side sets the pace
-    threads T:D        as split, at best       one interpreter for all of them
+Seconds for a batch of B context tokens:
 
-t: context tokens a second of the frozen target on one GPU; d: of the drafter, at the recipe's anchors, the
-whole step included; link: tokens a second that hidden states can travel.
+    colocated over N   B/(N t) + B/(N d) + o(N)         every GPU does both in turn: always in balance
+    split T:D          max(B/(T t), B/(D d) + o(D))     the slower side sets the pace
+    threads T:D        as split, at best                one interpreter for all of them
+
+t: tokens a second of the frozen target on one GPU; d: of the drafter's forward and backward, at the recipe's
+anchors; o(n): one optimizer step and, for n > 1, the gradients' ring all-reduce: 2 (n-1)/n of their bytes go
+over the link.
 """
 
 from __future__ import annotations
@@ -26,13 +29,21 @@ class Rates:
     """What one GPU does, and needs, for this recipe."""
 
     target_tokens_s: float
-    drafter_tokens_s: float  # forward, backward and optimizer
+    drafter_tokens_s: float  # forward and backward
+    optimizer_s: float  # one step of it
+    gradient_bytes: float
+    batch_tokens: float
     link_bytes_s: float  # from one GPU to another
     bytes_per_token: float  # of hidden states
     memory_bytes: float  # of one GPU
     target_bytes: float  # weights, and what a batch's pass needs beside them
     drafter_bytes: float  # weights, moments, gradients, activations, and a batch's states
     gpus: int
+
+    def update_s(self, drafters: int) -> float:
+        """What follows a batch's gradients on each of so many drafters."""
+        travelled = 2 * (drafters - 1) / drafters * self.gradient_bytes
+        return self.optimizer_s + travelled / self.link_bytes_s
 
 
 @dataclass(frozen=True)
@@ -79,20 +90,22 @@ def layouts(gpus: int, threads_sound: bool = True) -> list[Layout]:
 
 def predict(layout: Layout, rates: Rates) -> Prediction:
     """Tokens a second of a layout, and what holds it there."""
-    t, d = rates.target_tokens_s, rates.drafter_tokens_s
+    batch = rates.batch_tokens
+    target_s = batch / (layout.targets * rates.target_tokens_s)
+    drafter_s = batch / (layout.drafters * rates.drafter_tokens_s) + rates.update_s(layout.drafters)
     if layout.kind == "colocated":
-        speed = layout.gpus / (1 / t + 1 / d)
-        slower = "target" if t < d else "drafter"
+        slower = "the target" if target_s > drafter_s else "the drafter"
         needs = rates.target_bytes + rates.drafter_bytes
-        return Prediction(layout, speed, f"every GPU, {slower} first", needs, rates.memory_bytes)
+        return Prediction(layout, batch / (target_s + drafter_s), slower, needs, rates.memory_bytes)
+    links = min(layout.targets, layout.drafters)
     sides = {
-        f"{layout.targets} target{_s(layout.targets)}": layout.targets * t,
-        f"{layout.drafters} drafter{_s(layout.drafters)}": layout.drafters * d,
-        "link": min(layout.targets, layout.drafters) * rates.link_bytes_s / rates.bytes_per_token,
+        f"{layout.targets} target{_s(layout.targets)}": target_s,
+        f"{layout.drafters} drafter{_s(layout.drafters)}": drafter_s,
+        "the link": batch * rates.bytes_per_token / (links * rates.link_bytes_s),
     }
-    bottleneck = min(sides, key=lambda name: sides[name])
+    bottleneck = max(sides, key=lambda name: sides[name])
     needs = max(rates.target_bytes, rates.drafter_bytes)
-    return Prediction(layout, sides[bottleneck], bottleneck, needs, rates.memory_bytes)
+    return Prediction(layout, batch / sides[bottleneck], bottleneck, needs, rates.memory_bytes)
 
 
 def ranked(rates: Rates, threads_sound: bool = True) -> list[Prediction]:

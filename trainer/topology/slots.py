@@ -128,7 +128,7 @@ def refuse_expandable_segments(environment: Any) -> None:
 
 
 def checksum(tensors: Sequence[Tensor | None], samples: int = 64) -> float:
-    """A sum over some elements, evenly spread, weighted by place: whether what was written is what is read."""
+    """A sum over some elements, evenly spread, weighted by place: is what was written what is read?"""
     total = 0.0
     for tensor in tensors:
         if tensor is not None and tensor.numel():

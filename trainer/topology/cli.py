@@ -1,0 +1,56 @@
+"""`python -m trainer plan`."""
+
+from __future__ import annotations
+
+import json as jsons
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainer import config as configs
+from trainer.machine import prepare_environment
+
+
+def plan(
+    recipe: Annotated[Path, typer.Argument(help="A recipe with a train: section.")],
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="Plan for so many GPUs like this one; all that are seen if left out."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="To measure for, each of target and drafter.")
+    ] = 15.0,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
+) -> None:
+    """Measure target and drafter here, and predict what every layout of the GPUs would reach."""
+    prepare_environment()
+    from trainer.cli import guarded, read_recipe
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def work() -> None:
+        config = configs.load(read_recipe(recipe))
+        from trainer.topology.measure import measure
+        from trainer.topology.plan import ranked
+        from trainer.topology.planning import as_json, why
+
+        rates = measure(config, gpus, seconds, say)
+        found = ranked(rates)
+        if json:
+            print(jsons.dumps(as_json(rates, found)))
+            return
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("layout", "tokens/s", "held back by", "GiB a GPU", "fits")
+        for each in found:
+            size = f"{each.needs_bytes / 2**30:.1f} of {each.memory_bytes / 2**30:.1f}"
+            fits = "yes" if each.fits else "no"
+            table.add_row(str(each.layout), f"{each.tokens_s:,.0f}", each.bottleneck, size, fits)
+        Console(width=None if sys.stdout.isatty() else 110, highlight=False).print(table)
+        print(why(found))
+
+    raise SystemExit(guarded(work, None))

@@ -1,0 +1,165 @@
+"""What one GPU (or this CPU) does with a recipe's target and drafter, in about a minute: rates for plan.py.
+
+Tokens are random and rows are one document each: neither changes how long a frozen target or a drafter of
+fixed shapes takes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import time
+from collections.abc import Callable
+
+import torch
+
+from trainer.config import TrainConfig
+from trainer.data.packing import Rows
+from trainer.loss import Sums
+from trainer.model.target import States
+from trainer.optim import DrafterOptimizer
+from trainer.setup import Assembled, Say, assemble
+from trainer.step import Batch, DrafterStep
+from trainer.topology.plan import Rates
+from trainer.topology.work import accumulate
+
+WARM_UPS = 2
+LEAST = 2
+"""Timed repetitions at least, however long they take."""
+LINK_BYTES = 1 << 28
+
+
+def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> Rates:
+    """Rates of this recipe on the present device.
+
+    Args:
+        gpus: how many are to be planned for; None: those that torch sees, or the layout's on a CPU.
+        seconds: for each of target and drafter.
+    Raises:
+        ConfigError: the recipe's target or drafter cannot be loaded.
+    """
+    parts = assemble(config, say)
+    device = parts.target.device
+    rows = _random_rows(config, parts)
+    cuda = device.type == "cuda"
+    if gpus is None:
+        gpus = torch.cuda.device_count() if cuda else config.layout.targets + config.layout.drafters
+    full = config.objective.labels != "data"
+    part = rows[slice(0, config.micro_rows or config.batch_rows)]
+
+    def prefill() -> None:
+        parts.target.states(part.tokens, part.positions, part.documents, full=full)
+
+    target_s, target_bytes = _time(prefill, seconds, device)
+    target_rate = part.tokens.numel() / target_s
+    say(f"target: {target_rate:,.0f} tokens/s, {target_bytes / 2**30:.2f} GiB")
+    states = parts.target.states(part.tokens, part.positions, part.documents, full=full)
+    width = len(parts.target.taps) * parts.target.hidden_size
+    per_token = (width + (parts.target.hidden_size if full else 0)) * states.taps.element_size()
+    drafter_rate, optimizer_s, drafter_bytes = _drafter(config, parts, part, states, seconds)
+    say(
+        f"drafter: {drafter_rate:,.0f} tokens/s, {drafter_bytes / 2**30:.2f} GiB; an optimizer step "
+        f"{optimizer_s:.3f} s"
+    )
+    link = _link(device)
+    say(f"link: {link / 2**30:.1f} GiB/s, {per_token:,} bytes of hidden states a token")
+    return Rates(
+        target_tokens_s=target_rate,
+        drafter_tokens_s=drafter_rate,
+        optimizer_s=optimizer_s,
+        gradient_bytes=sum(each.numel() * each.element_size() for each in parts.drafter.parameters()),
+        batch_tokens=config.batch_rows * config.data.row_tokens,
+        link_bytes_s=link,
+        bytes_per_token=per_token,
+        memory_bytes=_memory(device),
+        target_bytes=target_bytes,
+        drafter_bytes=drafter_bytes,
+        gpus=gpus,
+    )
+
+
+def _random_rows(config: TrainConfig, parts: Assembled) -> Rows:
+    shape = (config.batch_rows, config.data.row_tokens)
+    generator = torch.Generator().manual_seed(config.seed)
+    tokens = torch.randint(parts.target.vocabulary, shape, generator=generator)
+    positions = torch.arange(shape[1]).expand(shape).contiguous()
+    documents = torch.zeros(shape, dtype=torch.int64)
+    supervised = torch.ones(shape, dtype=torch.bool)
+    return Rows(tokens, documents, positions, supervised).to(parts.target.device)
+
+
+def _drafter(
+    config: TrainConfig, parts: Assembled, part: Rows, states: States, seconds: float
+) -> tuple[float, float, float]:
+    """Tokens a second of forward and backward on `part`, seconds of an optimizer step, and bytes in use."""
+    per_document = config.objective.anchors_per_document
+    width = config.objective.anchors_per_row or min(per_document, config.data.row_tokens - 1)
+    few = dataclasses.replace(
+        config, token_budget=len(part) * config.data.row_tokens, micro_rows=None, layout=config.layout
+    )
+    step = DrafterStep(parts.drafter.train(), parts.target, few, width)
+    optimizer = DrafterOptimizer(parts.drafter, config.optimizer)
+
+    def gradients() -> Sums:
+        return accumulate(step, few, Batch(part, states), 0, slice(0, len(part)))
+
+    def whole() -> None:
+        optimizer.step(0.0, gradients().weight)
+
+    # Whole steps first: their moments and gradients are there in a run, and count as memory.
+    step_s, used = _time(whole, seconds / 2, parts.target.device)
+    gradients_s, _ = _time(gradients, seconds / 2, parts.target.device)
+    parts.drafter.zero_grad(set_to_none=True)
+    return part.tokens.numel() / gradients_s, max(0.0, step_s - gradients_s), used
+
+
+def _time(work: Callable[[], object], seconds: float, device: torch.device) -> tuple[float, float]:
+    """Median seconds of one call after warm-up, and the most memory that was in use."""
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(WARM_UPS):
+        work()
+    took: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(took) < LEAST or time.perf_counter() < end:
+        if cuda:
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        work()
+        if cuda:
+            torch.cuda.synchronize(device)
+        took.append(time.perf_counter() - began)
+    took.sort()
+    used = torch.cuda.max_memory_allocated(device) if cuda else _resident()
+    return took[len(took) // 2], float(used)
+
+
+def _resident() -> float:
+    """The most main memory of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def _memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    from trainer.machine import available_memory
+
+    return _resident() + float(available_memory() or 0)
+
+
+def _link(device: torch.device) -> float:
+    """Bytes a second from this device to the next one of its kind."""
+    other = device
+    if device.type == "cuda" and torch.cuda.device_count() > 1:
+        other = torch.device("cuda", (torch.cuda.current_device() + 1) % torch.cuda.device_count())
+    source = torch.ones(LINK_BYTES, dtype=torch.uint8, device=device)
+    sink = torch.empty(LINK_BYTES, dtype=torch.uint8, device=other)
+
+    def copy() -> None:
+        sink.copy_(source)
+        if other.type == "cuda":
+            torch.cuda.synchronize(other)
+
+    seconds, _ = _time(copy, 0.2, device)
+    return LINK_BYTES / seconds

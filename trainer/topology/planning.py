@@ -1,0 +1,109 @@
+"""`python -m trainer plan`: measure, predict every layout, show which one is taken and why; topology auto."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.errors import ConfigError
+from trainer.runfiles import write_json
+from trainer.topology.plan import Prediction, Rates, choose
+
+PLAN = "plan.json"
+
+
+def as_json(rates: Rates, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """What `plan --json` prints and plan.json of a run holds."""
+    chosen = choose(predictions)
+    return {
+        "schema": "dflash.plan/1",
+        "rates": dataclasses.asdict(rates),
+        "layouts": [
+            {
+                "layout": str(each.layout),
+                **dataclasses.asdict(each.layout),
+                "tokens_s": round(each.tokens_s, 1),
+                "bottleneck": each.bottleneck,
+                "needs_bytes": round(each.needs_bytes),
+                "fits": each.fits,
+            }
+            for each in predictions
+        ],
+        "chosen": None if chosen is None else str(chosen.layout),
+    }
+
+
+def why(predictions: Sequence[Prediction]) -> str:
+    """One sentence: what is taken, and what stood against it."""
+    chosen = choose(predictions)
+    if chosen is None:
+        tightest = min(predictions, key=lambda each: each.needs_bytes)
+        return (
+            f"nothing fits: {tightest.layout} needs the least, {tightest.needs_bytes / 2**30:.1f} GiB of "
+            f"{tightest.memory_bytes / 2**30:.1f} GiB"
+        )
+    others = [each for each in predictions if each.layout.kind != chosen.layout.kind and each.fits]
+    text = f"{chosen.layout}: {chosen.tokens_s:,.0f} tokens/s, held back by {chosen.bottleneck}"
+    if others:
+        best = max(others, key=lambda each: each.tokens_s)
+        text += f"; {best.layout} would reach {best.tokens_s / chosen.tokens_s:.0%} of that"
+    too_large = [each for each in predictions if not each.fits and each.tokens_s > chosen.tokens_s]
+    if too_large:
+        first = too_large[0]
+        text += f"; {first.layout} would be faster and needs {first.needs_bytes / 2**30:.1f} GiB a GPU"
+    return text
+
+
+def resolve_auto(recipe: Path, run: Path) -> Path:
+    """For topology auto: measure in a process of its own, which gives the GPUs back, and write the recipe
+    with the layout that was chosen.
+
+    Raises:
+        ConfigError: nothing fits, or the measurement failed (its own words are in the log).
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "plan", str(recipe), "--json"], stdout=subprocess.PIPE, check=False
+    )
+    if done.returncode != 0:
+        raise ConfigError("the layouts could not be measured", where="train.topology", next="see above")
+    planned = json.loads(done.stdout)
+    write_json(run / PLAN, planned)
+    taken = next((each for each in planned["layouts"] if each["layout"] == planned["chosen"]), None)
+    if taken is None:
+        raise ConfigError(
+            "no layout fits these GPUs",
+            where="train.topology",
+            next="a smaller token_budget, or fewer anchors; `python -m trainer plan` shows the sizes",
+        )
+    content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    section = content["train"]
+    section["topology"] = taken["kind"]
+    layout = {**section.get("layout", {}), "ranks": None}
+    if taken["kind"] == "colocated":
+        layout["ranks"] = taken["targets"]
+    else:
+        layout |= {"targets": taken["targets"], "drafters": taken["drafters"]}
+    section["layout"] = layout
+    path = run / "planned.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def against_plan(run: Path, tokens_s: float) -> str | None:
+    """The real rate beside the predicted one, when this run was planned."""
+    try:
+        planned = json.loads((run / PLAN).read_text())
+        taken = next(each for each in planned["layouts"] if each["layout"] == planned["chosen"])
+    except (OSError, ValueError, KeyError, StopIteration):
+        return None
+    share = tokens_s / taken["tokens_s"]
+    return (
+        f"{taken['layout']}: {tokens_s:,.0f} tokens/s, {share:.1%} of the predicted {taken['tokens_s']:,.0f}"
+    )
