@@ -3,7 +3,10 @@ pure, without torch."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +253,79 @@ def test_the_programs_that_travel() -> None:
     assert "dflashctl" not in "".join(
         line for text in files.values() for line in text.splitlines() if "import" in line
     )
+
+
+# --- configuration modules of other torches -----------------------------------------------------------------
+
+PLAIN = """
+import os
+size_asserts = os.environ.get("SIZE_ASSERTS", "1") == "1"
+ignored = {"b", "a"}
+def helper(): ...
+class triton:
+    cudagraphs = os.environ.get("GRAPHS") == "1"
+    cudagraph_trees = True
+"""
+TABLED = (
+    PLAIN
+    + """
+import sys
+from types import ModuleType
+UNSET = object()
+class Entry:
+    def __init__(self, default): self.default, self.user_override, self.alias = default, UNSET, None
+class Module(ModuleType):
+    def __getattr__(self, name):
+        try: entry = self._config[name]
+        except KeyError: raise AttributeError(name) from None
+        return entry.default if entry.user_override is UNSET else entry.user_override
+_config = {"size_asserts": Entry(size_asserts), "triton.cudagraphs": Entry(triton.cudagraphs)}
+_config["triton.cudagraph_trees"] = Entry(triton.cudagraph_trees)
+del size_asserts, triton
+sys.modules[__name__].__class__ = Module
+"""
+)
+
+
+@pytest.mark.parametrize("text", [PLAIN, TABLED], ids=["plain attributes", "a table, override an attribute"])
+def test_values_defaults_and_origins_of_a_module(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "oldtorch"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "config.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("oldtorch", "oldtorch.config"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setenv("GRAPHS", "1")
+    monkeypatch.setenv("SIZE_ASSERTS", "1")
+    module = importlib.import_module("oldtorch.config")
+    if text is TABLED:
+        module._config["triton.cudagraph_trees"].user_override = False
+    else:
+        module.triton.cudagraph_trees = False
+    options, problem = torch_facts.module_options(module, set(), {"GRAPHS": "1", "SIZE_ASSERTS": "1"})
+    found = {each["name"]: (each["value"], each["default"], each["origin"]) for each in options}
+    assert problem == ""
+    assert {name: row for name, row in found.items() if name != "ignored"} == {
+        "size_asserts": (True, True, "environment"),
+        "triton.cudagraphs": (True, False, "environment"),
+        "triton.cudagraph_trees": (False, True, "set"),
+    }
+    assert "GRAPHS" in os.environ and "oldtorch.dflash_clean_config" not in sys.modules
+
+
+def test_a_module_that_cannot_be_computed_again_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "onceonly.py").write_text(
+        "import os\nlevel = int(os.environ['LEVEL'])\n"  # without LEVEL it cannot be imported
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("LEVEL", "3")
+    options, problem = torch_facts.module_options(importlib.import_module("onceonly"), set(), {"LEVEL": "3"})
+    assert "onceonly: its defaults cannot be computed again: KeyError" in problem
+    assert [(each["name"], each["value"], each["origin"]) for each in options] == [
+        ("level", 3, "environment")
+    ]
