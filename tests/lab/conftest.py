@@ -57,7 +57,6 @@ def project(lab: Record, lab_paths: LabPaths, tmp_path: Path) -> Iterator[Projec
     """Recipes and a CLI that talk to the `lab` fixture's lab; runs and faults are undone afterwards."""
     made = Project(tmp_path, lab, lab_paths)
     healthy = gpu_state.load(lab_paths.gpu)
-    made.clean()
     try:
         yield made
     finally:

@@ -171,7 +171,10 @@ class Project:
         return done.stdout.decode()
 
     def clean(self) -> None:
-        """No run left, no marks in the workspace."""
-        for run in self.live().values():
+        """No run left, no marks in the workspace. Only who has no exit.json is asked after: a look at the
+        folder from outside is a tenth of the price of a call inside."""
+        runs = (self.paths.workspace / ".dflashctl" / "runs").glob("*/record.json")
+        open_ended = any(not record.with_name("exit.json").exists() for record in runs)
+        for run in self.live().values() if open_ended else ():
             stop(self.engine, run["id"], who="test", reason="", grace_s=0.0, on_event=lambda event: None)
         self.inside("rm -f /workspace/ready /workspace/starts /workspace/refused", check=False)
