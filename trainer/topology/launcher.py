@@ -28,6 +28,14 @@ STACKS_S = 1.0  # for the stacks to be written before a hung rank is ended
 END_S = 15  # between the agent's SIGTERM and its SIGKILL to the ranks that are left
 SAVE_S = 600.0  # for saving, once a stop was asked for
 EXIT_FAILED = 1
+NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # a collective that fails or times out ends its process
+    "TORCH_NCCL_ENABLE_MONITORING": "1",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_FR_BUFFER_SIZE": "20000",
+}
+"""What makes NCCL tell of its own hangs; a person's own settings stand."""
 DOOR = "door.json"  # where a drafter waits for targets
 
 
@@ -85,8 +93,13 @@ class Launcher:
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(END_S)
+        for name, value in {
+            "OMP_NUM_THREADS": "1",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(END_S),
+            **NCCL,
+            "TORCH_FR_DUMP_TEMP_FILE": str(self.run / "ranks" / "nccl-trace-"),
+        }.items():
+            os.environ.setdefault(name, value)
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,

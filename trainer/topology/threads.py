@@ -126,9 +126,11 @@ class Threads:
         policy = self.config.policy
         if policy.mode != "eager":
             self.files.enter("compiling")
-        if policy.warmup != "lazy":
+        # On a GPU attention and loss compile also in mode eager: in the main thread, before there are others.
+        in_main = policy.warmup == "main-thread" or (target.device.type == "cuda" and policy.mode == "eager")
+        if in_main or policy.warmup == "own-thread":
             self._sample = self._made(self.first, target)
-        if policy.warmup == "main-thread":
+        if in_main:
             for worker in range(len(self.steps)):
                 self._warm_up(worker)
         for number, device in enumerate(feeding):
