@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,7 @@ def export(
     wide = load_drafter(checkpoint).state_dict()
     state = {key: tensor.to(DTYPES[dtype]) for key, tensor in wide.items()}
     shapes = body_shapes(config)
-    known = name or (str(target) if target else "TARGET")
+    known = name or (str(target.absolute()) if target else "TARGET")
     if format == "speculators":
         assert target is not None and raw is not None
         data = speculators_json(config, dtype, known, list(raw.get("architectures") or []))
@@ -101,7 +102,7 @@ def export(
     write_folder(out, data, state)
     verify(out, config, state, format)
     count = sum(tensor.numel() for tensor in state.values())
-    commands, notes = serving(config, format, out, known)
+    commands, notes = serving(config, format, out.absolute(), known)
     return Done(out, format, len(state), count, dtype, commands, notes)
 
 
@@ -148,22 +149,21 @@ def embedding_and_head(target: Path) -> dict[str, Tensor]:
 
 def serving(config: DrafterConfig, format: str, out: Path, target: str) -> tuple[dict[str, str], list[str]]:
     """The commands that serve an export, and what to know about them."""
-    drafted = config.block_size - 1
     kinds = set(config.layer_types)
     mixed = len(kinds) > 1
     runner = "VLLM_USE_V2_MODEL_RUNNER=1 " if mixed else ""
-    speculation = json.dumps({"method": "dflash", "model": str(out), "num_speculative_tokens": drafted})
     notes = ["vLLM's V2 runner alone serves drafters with full and sliding layers"] if mixed else []
     if format == "speculators":
         if mixed:
             notes.append("in this layout vLLM takes full layers to be causal, too: let it serve --format hf")
             return {}, notes
-        return {"vllm": f"{runner}vllm serve {out}"}, notes
-    return {
-        "sglang": f"python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH "
-        f"--speculative-draft-model-path {out} --speculative-num-draft-tokens {config.block_size}",
-        "vllm": f"{runner}vllm serve {target} --speculative-config '{speculation}'",
-    }, notes
+        return {"vllm": f"{runner}vllm serve {shlex.quote(str(out))}"}, notes
+    speculation = {"method": "dflash", "model": str(out), "num_speculative_tokens": config.block_size - 1}
+    sglang = ["python", "-m", "sglang.launch_server", "--model-path", target]
+    sglang += ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(out)]
+    sglang += ["--speculative-num-draft-tokens", str(config.block_size)]
+    vllm = ["vllm", "serve", target, "--speculative-config", json.dumps(speculation)]
+    return {"sglang": shlex.join(sglang), "vllm": runner + shlex.join(vllm)}, notes
 
 
 def import_drafter(source: Path, out: Path, target: Path | None) -> Done:

@@ -7,6 +7,7 @@ Run: python -m pytest tests/trainer/export/test_export.py
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,17 @@ def test_the_command_prints_how_to_serve(tmp_path: Path, target_folder: Path) ->
     assert line.startswith(f"vllm: vllm serve {target_folder} --speculative-config '")
     given = json.loads(line[line.index("'") + 1 : line.rindex("'")])
     assert given == {"method": "dflash", "model": str(tmp_path / "out"), "num_speculative_tokens": BLOCK - 1}
+
+
+def test_the_lines_can_be_pasted_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole paths, quoted where a shell would cut them."""
+    folder = saved(drafter("full"), tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    done = export(folder, Path("my drafter"), "hf", None)
+    words = shlex.split(done.commands["sglang"])
+    assert words[words.index("--speculative-draft-model-path") + 1] == str(tmp_path / "my drafter")
+    words = shlex.split(done.commands["vllm"])
+    assert json.loads(words[-1])["model"] == str(tmp_path / "my drafter")
 
 
 def test_the_command_prints_json_and_one_line_errors(tmp_path: Path) -> None:
