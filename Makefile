@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 # Most tests wait for processes more than they compute: twice the cores of a small machine.
 WORKERS ?= 4
+# Each worker begins with a part of its own, so that few start a bed, a lab or torch, and helps the others then.
+SPREAD := -n $(WORKERS) --dist worksteal
 # Tests start thousands of Pythons: none of them is to compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -31,7 +33,7 @@ demo: venv  ## deploy, launch, watch and judge a real training run on the embedd
 	@PATH="$(abspath $(BIN)):$$PATH" sh recipes/demo/demo.sh
 
 test: quality  ## the whole suite: unit, lab and bed tests, every command in the docs, then the demo
-	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" tests
+	$(PY) -m pytest $(SPREAD) -m "not soak and not alone" tests
 	$(PY) -m pytest -m "alone and not soak" tests
 
 quality: venv  ## ruff check, ruff format --check, mypy
@@ -44,16 +46,16 @@ format: venv  ## let ruff mend what it can
 	$(BIN)/ruff format .
 
 unit: venv  ## only the fast tests, one part at a time: no root, no lab, no torch
-	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" tests/unit
+	$(PY) -m pytest $(SPREAD) -m "not soak and not alone" tests/unit
 
 trainer-tests: venv  ## tests of the trainer, on the CPU
-	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" tests/trainer
+	$(PY) -m pytest $(SPREAD) -m "not soak and not alone" tests/trainer
 
 lab-tests: venv  ## whole commands on the embedded lab and on this machine itself (engine `local`): no root
-	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" tests/lab tests/local
+	$(PY) -m pytest $(SPREAD) -m "not soak and not alone" tests/lab tests/local
 
 bed-tests: venv  ## tests on real LXC containers and a real sshd (root)
-	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" tests/bed
+	$(PY) -m pytest $(SPREAD) -m "not soak and not alone" tests/bed
 
 conformance: venv  ## the table of what the real pct was seen to do, against the stand-in (and a real node)
 	$(PY) -m tests.conformance
@@ -65,8 +67,8 @@ bench-data: venv  ## how quickly data is prepared beside the tokenizer's own bat
 	$(PY) bench/data.py
 
 soak: venv  ## the long campaigns, and the unit tests' properties with many fresh examples
-	$(PY) -m pytest -n $(WORKERS) -m soak tests
-	$(PY) -m pytest -n $(WORKERS) -m "not soak and not alone" --hypothesis-profile fresh tests/unit
+	$(PY) -m pytest $(SPREAD) -m soak tests
+	$(PY) -m pytest $(SPREAD) -m "not soak and not alone" --hypothesis-profile fresh tests/unit
 
 bench-deploy: venv  ## deploys beside scp + pct push + pct exec, Ansible and sftp (root; about 12 minutes)
 	$(PY) bench/deploy.py
