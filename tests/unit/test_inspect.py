@@ -17,7 +17,7 @@ from dflashctl.errors import NotFound, UsageError
 from dflashctl.inspect import tables
 from dflashctl.inspect.compare import MISSING, compare
 from dflashctl.inspect.facts import Facts, Option, Readable, TorchConfig, Variable, read
-from dflashctl.inspect.programs import torch_facts
+from dflashctl.inspect.programs import torch_facts, variables
 from dflashctl.inspect.programs.env_reads import Source
 from dflashctl.inspect.sources import package_files
 from dflashctl.inspect.subject import Subject, parse
@@ -82,7 +82,7 @@ def test_where_a_name_stands_that_is_not_read(tmp_path: Path) -> None:
     (package / "a.py").write_text("names = ['TORCH_IN_A_LIST']\nother = 'TORCH_IN_A_LIST_TOO'\n")
     (package / "lib" / "libtorch.so").write_bytes(b"\x7fELF\0TORCH_IN_C\0TORCH_IN_C_ALSO\0")
     (package / "empty.py").write_text("")
-    found = torch_facts.named_in([package], ["TORCH_IN_A_LIST", "TORCH_IN_C", "TORCH_IN", "TORCH_NOWHERE"])
+    found = variables.named_in([package], ["TORCH_IN_A_LIST", "TORCH_IN_C", "TORCH_IN", "TORCH_NOWHERE"])
     assert found == {
         "TORCH_IN_A_LIST": ["torch/a.py"],
         "TORCH_IN_C": ["torch/lib/libtorch.so"],
@@ -249,7 +249,8 @@ def test_words_that_mean_nobody() -> None:
 
 def test_the_programs_that_travel() -> None:
     files = package_files("dflashctl.inspect.programs", sent_as="sent")
-    assert set(files) == {"sent/__init__.py", "sent/env_reads.py", "sent/torch_facts.py"}
+    programs = ("__init__", "env_reads", "torch_facts", "variables")
+    assert set(files) == {f"sent/{name}.py" for name in programs}
     assert "dflashctl" not in "".join(
         line for text in files.values() for line in text.splitlines() if "import" in line
     )
