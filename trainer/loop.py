@@ -6,34 +6,29 @@ run that goes on from a checkpoint does what it would have done, on however many
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from trainer import checkpoint, preflight
 from trainer.bad_rows import newly_bad
 from trainer.checkpoint_writer import Writer
 from trainer.config import TrainConfig
 from trainer.console import Console, Standing, duration
 from trainer.data.dataset import Dataset
-from trainer.errors import DataError, Stopped, TrainerError
+from trainer.errors import Stopped, TrainerError
 from trainer.evaluate import Evaluator
 from trainer.held_out import HeldOut, Matched, leak
 from trainer.loss import Sums
-from trainer.objective import draw
 from trainer.optim import BadSteps, DrafterOptimizer, lr_factor
-from trainer.optimizer_state import forget, moments
 from trainer.progress import Clock, Every, Tally
+from trainer.rehearsal import prepare
 from trainer.resume import Progress
 from trainer.runfiles import RunFiles
-from trainer.selfcheck import check
+from trainer.saver import Saver
 from trainer.setup import Assembled
-from trainer.step import Batch, DrafterStep
+from trainer.step import DrafterStep
 from trainer.topology.build import make_work
 from trainer.topology.ranks import Ranks
 from trainer.topology.together import LONG_S
@@ -44,7 +39,6 @@ SAVE_RESERVE_S = 3.0
 AFTER_SHARE = 0.10  # of the whole run's time: the most that measuring the trained drafter may take
 QUICK_TOKENS = 48  # of a measurement during training
 ESTIMATE_AFTER = 10  # steps
-TRIES = 8  # batches among which the self-check looks for one with something to train on
 
 
 class Trainer:
@@ -86,9 +80,7 @@ class Trainer:
         self.held_out: HeldOut | None = None
         self.work: Work | None = None  # from `start` on
         self.first_step = 0  # of this life of the run
-        self.saved_step: int | None = None
-        self.failed_saves = 0
-        self.best_after = 0  # a run that goes on in a new folder has no best one there yet
+        self.saver = Saver(files, self.writer, parts.drafter, optimizer, self.say, self._record)
 
     @property
     def say(self) -> Any:
@@ -109,14 +101,6 @@ class Trainer:
         """The highest acceptance length by real decoding so far; 0 before the first."""
         return max((real for _, _, real in self.progress.measured), default=0.0)
 
-    @property
-    def at_its_best(self) -> bool:
-        """Was the drafter measured just now, and better than ever in this folder?"""
-        *before, last = [each for each in self.progress.measured if each[0] > self.best_after] or [
-            (0, None, 0.0)
-        ]
-        return last[0] == self.progress.step and all(last[2] > real for _, _, real in before)
-
     # Before the first step
 
     def prepare(self) -> None:
@@ -125,58 +109,16 @@ class Trainer:
         Raises:
             Refused: with the figure that fails. DataError: the data has too many bad rows.
         """
-        config = self.config
-        on_host = self.parts.target.device.type == "cpu"
-        preflight.check_host_memory(self.optimizer, on_host)
-        self.say(
-            preflight.check_disk(
-                self.writer.root, config.checkpoint.keep, preflight.checkpoint_bytes(self.optimizer)
-            )
+        prepare(
+            self.config, self.parts, self.data, self.order, self.step, self.optimizer, self.writer, self.say
         )
-        batch, uniform = self._first_batch()
-        size = config.micro_rows or config.batch_rows
-        self.say(str(check(self.step, self.parts.target, batch.part(slice(0, size)), uniform[:size])))
-        shape = f"{size} rows of {config.data.row_tokens} tokens with {self.step.pass_width} anchors each"
-        with preflight.worst_case(shape):
-            self._rehearse(batch.part(slice(0, size)), uniform[:size])
-        self.say(preflight.peak(self.parts.target.device))
         if self.evaluator is not None:
             texts = [output.tokens for output in self.evaluator.own_greedy]
-            count = config.evaluate.every_prompts
+            count = self.config.evaluate.every_prompts
             size = self.parts.drafter.config.block_size
             self.held_out = HeldOut(
                 self.parts.target, self.evaluator.prompts[:count], texts[:count], self.look_tokens, size
             )
-
-    def _first_batch(self) -> tuple[Batch, Tensor]:
-        """The first batch that has something to train on, with its numbers for drawing anchors."""
-        config = self.config
-        bad_rows: list[int] = []
-        for number in range(TRIES):
-            index = self.order(number, config.batch_rows)
-            batch, bad = self.data.batch(index, self.parts.target)
-            size = config.micro_rows or config.batch_rows
-            uniform = draw((config.batch_rows, config.data.row_tokens), config.seed, number, 0)
-            if bool(batch.rows[slice(0, size)].supervised.any()):
-                return batch, uniform.to(self.parts.target.device)
-            if bad is not None:
-                found = index[bad.cpu()].tolist()
-                bad_rows += newly_bad(found, bad_rows, config.data.max_bad_rows, len(self.data.rows))
-        raise DataError("nothing to train on in the first batches", where="train.data", next="check the data")
-
-    def _rehearse(self, batch: Batch, uniform: Tensor) -> None:
-        """A whole step with every token trained on, and the copy for a checkpoint; then all is as it was."""
-        drafter, copies = self.parts.drafter.train(), self.writer.copies
-        rows = dataclasses.replace(batch.rows, supervised=torch.ones_like(batch.rows.supervised))
-        before = checkpoint.take(0, drafter, self.optimizer, {}, keep=copies)
-        copies.wait()
-        sums = self.step.gradients(Batch(rows, batch.states), [uniform])
-        self.optimizer.step(0.0, sums.weight)
-        for name, tensor in moments(self.optimizer).items():
-            copies(name, tensor)
-        copies.wait()
-        forget(self.optimizer, before.weights)
-        checkpoint.restore_generators(before.state)
 
     # Training
 
@@ -189,9 +131,7 @@ class Trainer:
         """
         self.progress, self.first_step = progress, progress.step
         self.files.step = progress.step or None
-        here = self.writer.root / checkpoint.folder_name(progress.step)
-        self.saved_step = progress.step if here.is_dir() else None
-        self.best_after = 0 if here.is_dir() else progress.step
+        self.saver.start(progress)
         total = None if seconds is None else progress.elapsed_s + seconds
         self.clock = Clock(self.config.budget.steps, total, time.monotonic() - progress.elapsed_s)
         self.work = make_work(
@@ -257,10 +197,11 @@ class Trainer:
                 matches.done()
             save_wanted = save_wanted or saves.due(progress.step)
             if save_wanted and not self.writer.busy:
-                self._save()
+                if self.saves:
+                    self.saver.begin(progress, self._facts())
                 saves.done()
                 save_wanted = False
-            self._hear_of_writes()
+            self.saver.hear()
         if looks.ever:
             self.look()
         self.console.close()
@@ -305,13 +246,14 @@ class Trainer:
         metrics = since.metrics()
         metrics["lr"] = self.config.optimizer.lr * factor
         metrics["grad_norm"] = round(float(norm), 4) if bool(norm.isfinite()) else None
-        self._tell_bad_steps(metrics)
         allowed, total = self.config.data.max_bad_rows, len(self.data.rows)
         new = newly_bad(since.bad_rows, self.progress.bad_rows, allowed, total)
         if new:
             self.progress.bad_rows += new
             self.say(f"rows {new} have non-finite hidden states and were skipped")
         step = self.progress.step
+        if self._told_bad_steps(metrics) == since.steps:
+            return  # nothing was trained, so there are no figures
         if not math.isfinite(metrics["loss"]):
             raise TrainerError(
                 f"loss {metrics['loss']} at step {step}",
@@ -333,15 +275,16 @@ class Trainer:
             )
         )
 
-    def _tell_bad_steps(self, metrics: dict[str, Any]) -> None:
-        """Skipped steps of this life of the run, when there are new ones. Raises TrainerError: too many."""
+    def _told_bad_steps(self, metrics: dict[str, Any]) -> int:
+        """How many steps were skipped since the last report; said. Raises TrainerError: too many in a row."""
         self.bad_steps.finish()
+        new = self.bad_steps.total - self.told_bad_steps
+        self.told_bad_steps = self.bad_steps.total
         if self.bad_steps.total:
             metrics["skipped_steps"] = self.bad_steps.total
-        if self.bad_steps.total > self.told_bad_steps:
-            new = self.bad_steps.total - self.told_bad_steps
+        if new:
             self.say(f"WARNING: {new} steps with a non-finite gradient were skipped")
-            self.told_bad_steps = self.bad_steps.total
+        return new
 
     def _record(self, metrics: dict[str, Any]) -> None:
         self.files.record(metrics)
@@ -386,60 +329,20 @@ class Trainer:
         if warning:
             self.say(f"WARNING: {warning}")
             self.files.note(warning)
-        if self.at_its_best:
-            self.writer.finish(self.files.beat)
-            self._hear_of_writes()
-            if self.saved_step == step:
-                checkpoint.mark_best(self.writer.root, self.writer.root / checkpoint.folder_name(step))
-            self._save()
+        if self.saves:
+            self.saver.keep_best(self.progress, self._facts())
 
     # Saving
 
-    def _save(self) -> None:
-        """Begin to write a checkpoint of the present step, unless it is there."""
-        step = self.progress.step
-        if self.saved_step == step or not self.saves:
-            return
-        position = self.progress.to_json(self.config.batch_rows, len(self.data.rows), self.warmup)
-        facts = {**self.facts, **position}
-        self.writer.start(step, self.parts.drafter, self.optimizer, facts, self.at_its_best)
-        self.saved_step = step
-
-    def _hear_of_writes(self) -> OSError | None:
-        """Say how background writes ended. The disk's faults are survived; the latest is returned."""
-        problem = None
-        for step, outcome in self.writer.outcomes():
-            if isinstance(outcome, Path):
-                self.say(f"saved {outcome}")
-                continue
-            problem = outcome
-            self.failed_saves += 1
-            if self.saved_step == step:
-                self.saved_step = None
-            text = f"the checkpoint of step {step} could not be written: {outcome.strerror or outcome}"
-            self.say(f"WARNING: {text}; earlier ones stand, and the next is tried in its turn")
-            self.files.note(text)
-            self._record({"failed_checkpoints": self.failed_saves})
-        return problem
+    def _facts(self) -> dict[str, Any]:
+        """trainer.json of now."""
+        return {
+            **self.facts,
+            **self.progress.to_json(self.config.batch_rows, len(self.data.rows), self.warmup),
+        }
 
     def save(self) -> None:
-        """Write a checkpoint of the present step, and wait until it is on disk.
-
-        Raises:
-            TrainerError: it could not be written. Stopped: a signal came meanwhile; it is written.
-        """
+        """Write a checkpoint of the present step, and wait until it is on disk. Raises as `Saver.save`."""
         self.files.enter("saving")
-        self.writer.finish(self.files.beat)
-        self._hear_of_writes()
-        self._save()
-        try:
-            self.writer.finish(self.files.beat)
-        finally:
-            problem = self._hear_of_writes()
-        if problem is not None:
-            raise TrainerError(
-                f"the checkpoint of step {self.progress.step} could not be written: "
-                f"{problem.strerror or problem}",
-                where=str(self.writer.root),
-                next="make room there, then resume from the checkpoint before it",
-            )
+        if self.saves:
+            self.saver.save(self.progress, self._facts())

@@ -67,7 +67,7 @@ class Tally:
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.sums: Sums | None = None
-        self.tokens = 0
+        self.tokens = self.steps = 0
         self._bad: list[tuple[Tensor, Tensor]] = []
 
     def add(
@@ -84,6 +84,7 @@ class Tally:
             sums = Sums(*(torch.where(good.to(part.device), part, torch.zeros_like(part)) for part in parts))
         self.sums = sums if self.sums is None else self.sums + sums
         self.tokens += tokens
+        self.steps += 1
         if bad is not None:
             self._bad.append(bad)
 
