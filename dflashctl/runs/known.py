@@ -39,6 +39,12 @@ def by_name() -> dict[str, KnownFailure]:
     return rows
 
 
+def find(text: str) -> tuple[KnownFailure, ...]:
+    """The rows that a text shows, fatal ones first."""
+    rows: tuple[KnownFailure, ...] = _reader().find(text)
+    return rows
+
+
 def patterns() -> list[dict[str, str]]:
     """What travels in a request: the agent has no YAML and no table."""
     return [{"name": row.name, "pattern": row.pattern, "unless": row.unless} for row in table()]

@@ -106,6 +106,7 @@ def test_a_text_shows_its_rows_fatal_ones_first_each_once() -> None:
     names = ["cuda-oom", "cuda-fragmentation", "gpu-off-bus", "gpu-xid", "recompile-limit"]
     assert [row.name for row in failures.find(TEXT)] == names
     assert failures.find("step 118 loss 2.31\n") == () and failures.find("") == ()
+    assert [row.name for row in known.find(TEXT)] == names
 
 
 def test_an_error_is_known_by_its_traceback_and_its_causes() -> None:
