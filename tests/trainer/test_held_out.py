@@ -107,7 +107,7 @@ def test_a_leaky_mask_is_fine_in_training_and_poor_in_decoding_and_the_run_says_
     monkeypatch.setattr(
         steps, "bounds", lambda *given: dataclasses.replace(real(*given), high=real(*given).high + 1)
     )
-    monkeypatch.setattr("trainer.loop.check", lambda *given: "not checked")
+    monkeypatch.setattr("trainer.rehearsal.check", lambda *given: "not checked")
     made = section(
         PROJECT / "recipes" / "demo" / "target",
         drafter={

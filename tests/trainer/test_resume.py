@@ -18,6 +18,7 @@ from tiny_models import save_target
 
 from trainer import checkpoint
 from trainer import config as configs
+from trainer.checkpoint_writer import Writer
 from trainer.data.prompts import row_order
 from trainer.errors import ConfigError, TrainerError
 from trainer.identity import differences
@@ -45,9 +46,17 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A small text, and checkpoints of the very steps that ask for one, however slow the disk is."""
     folder = small_library(tmp_path_factory.mktemp("text") / "library")
+    begin = Writer.start
+
+    def start(self: Writer, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **named)
+        self.finish(lambda: None)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainer.data.stdlib.root", lambda: folder)
+        patch.setattr(Writer, "start", start)
         yield
 
 
