@@ -3,11 +3,11 @@
     python bench/data.py [--mb 100]          (docs/performance.md)
 
 Makes conversations from the standard library's sources, a byte-level tokenizer of 32,000 tokens trained on
-them and a template of the Qwen3 kind. Then, in one run: the tokenizer's `encode_batch` (and, to compare,
-`encode_batch_fast`) on every fourth of the rendered texts, on one thread, before and after; in between
-`python -m trainer prepare` on the JSONL file, all its processes counted, and on a tenth of it, for the
-memory. Seconds are processor seconds, so other work on the machine hardly counts. The last line is one JSON
-object; the exit code is 1 when a limit is missed.
+them and a template of the Qwen3 kind. For every fourth chunk of the file, in turn: the tokenizer's
+`encode_batch` (and, to compare, `encode_batch_fast`) on the chunk's rendered texts, and all that `prepare` does
+with the chunk: read, render, find and prove the answers, encode, write. One thread, processor seconds, and turns
+so close together that other work on the machine weighs on all alike. Then the whole command, on a tenth of the
+file and on all of it, for the memory. The last line is one JSON object; the exit code is 1 when a limit is missed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,13 +32,16 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "trainer" / "data")]
 from chat_kinds import CHATML_SPECIAL, QWEN3, byte_level  # noqa: E402
 
 from trainer.data import records, stdlib  # noqa: E402
+from trainer.data.lines import lines_in  # noqa: E402
+from trainer.data.prepare import CHUNK_BYTES, Chunk, plan  # noqa: E402
 from trainer.data.reader import Reader, Settings  # noqa: E402
+from trainer.data.store import Writer  # noqa: E402
 
 LEAST_RATIO = 0.9
 MOST_GROWTH = 1.2  # of the largest process, for ten times the input
 VOCABULARY = 32_000
 BATCH = 256  # texts given to the tokenizer at once
-SAMPLED_ONE_IN = 4
+SAMPLED_ONE_IN = 4  # chunks
 
 
 def make_target(folder: Path, text: str) -> Path:
@@ -124,59 +126,68 @@ def prepare(source: Path, target: Path, out: Path, workers: int) -> tuple[float,
     return usage.ru_utime + usage.ru_stime, time.perf_counter() - began, most
 
 
+def in_turn(source: Path, target: Path, out: Path) -> tuple[float, dict[str, float]]:
+    """MB of JSONL, and the processor seconds of each way through them."""
+    reader = Reader(Settings(str(target)))
+    tokenizer = reader.encoder.tokenizer
+    seconds = {"encode_batch": 0.0, "encode_batch_fast": 0.0, "prepare": 0.0}
+    size = 0
+    with Writer(out / "in-turn", CHUNK_BYTES) as writer:
+
+        def prepared(chunk: Chunk) -> None:
+            writer.add(reader.read(chunk.path, chunk.start, chunk.stop), chunk.file, str(chunk.path))
+
+        for number, chunk in enumerate(plan([source], CHUNK_BYTES)[::SAMPLED_ONE_IN]):
+            texts: list[str] = []
+            for line in lines_in(chunk.path, chunk.start, chunk.stop, 1 << 24):
+                conversation = records.read(json.loads(line.raw or b""))
+                assert isinstance(conversation, records.Conversation)
+                texts += [rendered.text for rendered in reader.render(conversation)]
+                size += line.size
+            batches = [texts[at : at + BATCH] for at in range(0, len(texts), BATCH)]
+            ways: list[tuple[str, Callable[[], None]]] = [
+                ("encode_batch", partial(encode, batches, tokenizer.encode_batch)),
+                ("prepare", partial(prepared, chunk)),
+                ("encode_batch_fast", partial(encode, batches, tokenizer.encode_batch_fast)),
+            ]
+            for name, act in ways[number % 3 :] + ways[: number % 3]:  # each is first, middle and last
+                seconds[name] += processor_seconds(act)
+    return size / 1e6, seconds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="prepare beside the tokenizer's own batches")
     parser.add_argument("--mb", type=float, default=100)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    size = int(options.mb * 1e6)
     text = "\n".join(stdlib.read(path) for path in stdlib.files(False))
     with tempfile.TemporaryDirectory(prefix="bench-data-", dir="/var/tmp") as name:
         folder = Path(name)
         (folder / "target").mkdir()
         target = make_target(folder / "target", text[: 4 << 20])
-        make_conversations(folder / "all.jsonl", size, text)
-        make_conversations(folder / "tenth.jsonl", size // 10, text)
-
-        reader = Reader(Settings(str(target)))
-        texts, rows, total, sampled = [], 0, 0, 0
-        with (folder / "all.jsonl").open(encoding="utf-8") as file:
-            for rows, line in enumerate(file, 1):
-                total += len(line.encode())
-                if rows % SAMPLED_ONE_IN == 0:
-                    sampled += len(line.encode())
-                    conversation = records.read(json.loads(line))
-                    assert isinstance(conversation, records.Conversation)
-                    texts += [rendered.text for rendered in reader.render(conversation)]
-        batches = [texts[at : at + BATCH] for at in range(0, len(texts), BATCH)]
-        tokenizer = reader.encoder.tokenizer
-        seconds: dict[str, list[float]] = {"encode_batch": [], "encode_batch_fast": []}
-        for later in (False, True):
-            for name, times in seconds.items():
-                times.append(processor_seconds(partial(encode, batches, getattr(tokenizer, name))))
-            if not later:
-                tenth = prepare(folder / "tenth.jsonl", target, folder / "out", options.workers)
-                whole = prepare(folder / "all.jsonl", target, folder / "out", options.workers)
-    rates = {name: sampled / 1e6 / statistics.mean(times) for name, times in seconds.items()}
-    mine, growth = total / 1e6 / whole[0], whole[2] / tenth[2]
-    ratios = {name: mine / rate for name, rate in rates.items()}
-    print(f"{total / 1e6:,.0f} MB of conversations, {rows:,} rows; a processor second gives:")
-    for name, rate in rates.items():
-        print(f"  {f'tokenizer.{name}, one thread':52}{rate:6.2f} MB")
-    print(f"  {f'trainer prepare, {options.workers} workers, start included':52}{mine:6.2f} MB")
+        make_conversations(folder / "all.jsonl", int(options.mb * 1e6), text)
+        make_conversations(folder / "tenth.jsonl", int(options.mb * 1e5), text)
+        mb, seconds = in_turn(folder / "all.jsonl", target, folder / "out")
+        tenth = prepare(folder / "tenth.jsonl", target, folder / "out", options.workers)
+        whole = prepare(folder / "all.jsonl", target, folder / "out", options.workers)
+    print(f"{mb:,.1f} MB of conversations in turn, MB a processor second:")
+    for name, each in seconds.items():
+        print(f"  {name:24}{mb / each:6.2f}")
+    ratio, fast = (seconds[name] / seconds["prepare"] for name in ("encode_batch", "encode_batch_fast"))
+    growth = whole[2] / tenth[2]
     print(
-        f"prepare at {ratios['encode_batch']:.2f} of encode_batch's rate (at least {LEAST_RATIO}), "
-        f"{ratios['encode_batch_fast']:.2f} of encode_batch_fast's; {whole[1]:.1f} s to wait"
+        f"prepare at {ratio:.2f} of encode_batch's rate (at least {LEAST_RATIO}), {fast:.2f} of encode_batch_fast's"
     )
     print(
-        f"largest process: {tenth[2]:,.0f} MiB for a tenth, {whole[2]:,.0f} MiB for all "
-        f"({growth:.2f} times, at most {MOST_GROWTH})"
+        f"the command on {options.mb:,.0f} MB, {options.workers} workers: {whole[1]:.0f} s to wait, {whole[0]:.0f} "
+        f"processor seconds; largest process {whole[2]:,.0f} MiB, {growth:.2f} times that of a tenth of the input "
+        f"(at most {MOST_GROWTH})"
     )
-    result = {"bench": "data", "mb": round(total / 1e6, 1), "ratio": round(ratios["encode_batch"], 3)}
-    result |= {"ratio_fast": round(ratios["encode_batch_fast"], 3), "mb_per_s_a_core": round(mine, 2)}
-    result |= {"mib": round(whole[2]), "growth": round(growth, 3)}
+    result = {"bench": "data", "mb": options.mb, "ratio": round(ratio, 3), "ratio_fast": round(fast, 3)}
+    result |= {"mb_per_s_a_core": round(mb / seconds["prepare"], 2), "command_s": round(whole[1], 1)}
+    result |= {"command_processor_s": round(whole[0], 1), "mib": round(whole[2]), "growth": round(growth, 3)}
     print(json.dumps(result))
-    return 0 if ratios["encode_batch"] >= LEAST_RATIO and growth <= MOST_GROWTH else 1
+    return 0 if ratio >= LEAST_RATIO and growth <= MOST_GROWTH else 1
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 import jinja2
 from jinja2 import ext, nodes
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainer.data.lines import BadRow
@@ -63,20 +64,26 @@ class _Generation(ext.Extension):
         return f"{OPEN}{caller()}{CLOSE}"
 
 
-OPEN, CLOSE = "\U0010f5a1", "\U0010f5a2"  # private-use characters; rows that hold one are refused
+# Noncharacters: Unicode keeps them out of all text that travels. Rows that hold one are refused.
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a short way for `message.role`: most of rendering is looking up keys of messages."""
+    """The sandbox, with a short way for `message.role`, `loop.first` and a namespace's own names: most of
+    rendering is looking those up. Names that begin with an underscore, and methods, go the long way.
+    """
 
     _attributes = frozenset(dir(dict))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute not in self._attributes:
+        kind = type(obj)
+        if kind is dict and attribute not in self._attributes:
             try:
                 return obj[attribute]
             except KeyError:
                 return self.undefined(obj=obj, name=attribute)
+        if kind is LoopContext and attribute in ("first", "last", "index", "index0"):
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
 

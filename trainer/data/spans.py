@@ -2,9 +2,9 @@
 
 A span begins where the generation prompt ends and goes up to and including the token that ends the turn.
 Where a template has `{% generation %}` blocks, they say it. Else the conversation is rendered a second time
-with private-use marks around what each message says. Without its marks that text must be the first one to the
-character, so the marks are where the messages are, whatever text they hold; the template's own words between
-two messages must begin with the generation prompt. Nothing is searched for that a message could contain.
+with marks around what each message says. Without its marks that text must be the first one to the character,
+so the marks are where the messages are, whatever text they hold; the template's own words between two
+messages must begin with the generation prompt. Nothing is searched for that a message could contain.
 Where a template bends what it is given (cuts reasoning, looks at how a text begins), prefixes of the
 conversation are rendered instead and must be prefixes of the whole. What cannot be proven is refused.
 """
@@ -20,9 +20,8 @@ from trainer.data.chat_template import CLOSE, OPEN, ChatTemplate, Messages, Mode
 from trainer.data.lines import BadRow
 from trainer.errors import ConfigError
 
-FIRST_NUMBER, LAST_NUMBER = 0xF0000, 0xFFFFD  # private-use characters that number the messages
-_MARK = re.compile(f"[{OPEN}{CLOSE}][{chr(FIRST_NUMBER)}-{chr(LAST_NUMBER)}]")
-_ANY_MARK = re.compile(f"[{OPEN}{CLOSE}]")
+FIRST_NUMBER, MOST_MESSAGES = 0xE000, 6400  # the private-use characters number the messages
+_BLOCK = re.compile(f"[{OPEN}{CLOSE}]")
 
 
 @dataclass(frozen=True)
@@ -99,16 +98,18 @@ class SpanFinder:
             for text in _texts(message):
                 if answer and self._special and (found := self._special.search(text)):
                     raise BadRow(f"message {number}: the answer holds the special token {found[0]}")
-                if not text.isascii() and _ANY_MARK.search(text):
-                    raise BadRow(f"message {number} holds a private-use character that marks need")
+                if OPEN in text or CLOSE in text:
+                    raise BadRow(f"message {number} holds a character that Unicode keeps out of text")
 
     def _by_marks(self, messages: Messages, tools: list[Any] | None) -> Rendered | None:
         """None when the marks change what the template writes, or do not settle the matter."""
         text = self.template.render(messages, tools, False)
         marked = self.template.render([_mark(each, n) for n, each in enumerate(messages)], tools, False)
-        if _MARK.sub("", marked) != text:
+        if len(messages) > MOST_MESSAGES:
             return None
-        inside = _places(marked)
+        unmarked, inside = _without_marks(marked)
+        if unmarked != text:
+            return None
         spans: list[Span] = []
         other = False
         for number, message in enumerate(messages):
@@ -209,14 +210,14 @@ class SpanFinder:
             before = question
         if role == "tool":
             before = [*question, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        last = {"role": role, "content": f"{OPEN}{chr(FIRST_NUMBER)}x{CLOSE}{chr(FIRST_NUMBER)}"}
+        last = _mark({"role": role, "content": "x"}, 0)
         tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
         try:
             marked = self.template.render([*before, last], [tool] if tools else None, True, mode)
         except BadRow:
             return None
-        marks = list(_MARK.finditer(marked))
-        return marked[marks[-1].end() :] if marks else None
+        text, inside = _without_marks(marked)
+        return text[inside[0][1] :] if inside else None
 
 
 def _pattern(texts: Sequence[str]) -> re.Pattern[str] | None:
@@ -234,14 +235,14 @@ def _texts(message: dict[str, Any]) -> list[str]:
 
 def _mark(message: dict[str, Any], number: int) -> dict[str, Any]:
     """The message with marks around what it says: inside its outer white space, which templates may strip."""
-    opening, closing = OPEN + chr(FIRST_NUMBER + number), CLOSE + chr(FIRST_NUMBER + number)
+    mark = OPEN + chr(FIRST_NUMBER + number)
 
     def around(text: str) -> str:
         core = text.strip()
         if not core:
             return text
         start = text.index(core)
-        return text[:start] + opening + core + closing + text[start + len(core) :]
+        return f"{text[:start]}{mark}{core}{mark}{text[start + len(core) :]}"
 
     marked = {**message, "content": around(message["content"])}
     for name in ("reasoning_content", "thinking"):
@@ -255,22 +256,24 @@ def _mark(message: dict[str, Any], number: int) -> dict[str, Any]:
     return marked
 
 
-def _places(marked: str) -> dict[int, Span]:
-    """For each message its first and its last mark, as places in the text without marks."""
+def _without_marks(marked: str) -> tuple[str, dict[int, Span]]:
+    """The text, and for each message the places in it of its first and its last mark."""
+    head, *rest = marked.split(OPEN)
+    pieces, size = [head], len(head)
     places: dict[int, Span] = {}
-    removed = 0
-    for mark in _MARK.finditer(marked):
-        number, place = ord(marked[mark.start() + 1]) - FIRST_NUMBER, mark.start() - removed
-        places[number] = (min(place, places.get(number, (place, 0))[0]), place)
-        removed += len(mark[0])
-    return places
+    for part in rest:
+        number = ord(part[0]) - FIRST_NUMBER
+        places[number] = (places[number][0] if number in places else size, size)
+        pieces.append(part[1:])
+        size += len(part) - 1
+    return "".join(pieces), places
 
 
 def _read_marks(marked: str) -> Rendered:
     """The text of a template with `{% generation %}` blocks, and where they were."""
     pieces, spans, length, depth, start = [], [], 0, 0, 0
     at = 0
-    for mark in _ANY_MARK.finditer(marked):
+    for mark in _BLOCK.finditer(marked):
         pieces.append(marked[at : mark.start()])
         length += mark.start() - at
         at = mark.end()

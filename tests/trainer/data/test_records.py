@@ -174,7 +174,7 @@ def test_bad_rows_say_where_and_what(value: dict[str, Any], problem: str) -> Non
         records.read(value)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=4),

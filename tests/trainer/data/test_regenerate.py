@@ -248,7 +248,7 @@ def by_rule(rows: Iterator[Job | RowResult], told: Any) -> Iterator[RowResult]:
 
 
 @settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -45,7 +45,7 @@ def test_a_row_of_a_store_in_the_order_that_training_reads(tmp_path: Path, chat_
         [source], Settings(str(target)), tmp_path / "out", Tolerance(rows=0), say=lambda text: None
     )
     seen = []
-    for row in range(24):
+    for row in range(12):
         done = command(store.folder, "--row", row, "--row-tokens", 128, "--seed", 3)
         assert done.exit_code == 0, done.output
         seen.append(done.stdout)
@@ -54,7 +54,7 @@ def test_a_row_of_a_store_in_the_order_that_training_reads(tmp_path: Path, chat_
             assert "question 8<|im_end|>\n<|im_start|>assistant\n«answer" in done.stdout
             assert f"{source}:9" in done.stdout and "document 1 of " in done.stdout
     text = "".join(seen)
-    for number in range(9):  # 24 rows are several epochs: everything comes
+    for number in range(9):  # 12 rows are several epochs: everything comes
         assert f"«answer {number}<|im_end|>»" in text
     assert "128 of its " in text  # a piece of the long document says so
     again = command(store.folder, "--row", 0, "--row-tokens", 128, "--seed", 3)

@@ -147,7 +147,7 @@ def test_generation_blocks_say_what_transformers_mask_says(chat_target: Make) ->
 TEXTS = st.text(
     st.one_of(st.characters(codec="utf-8", max_codepoint=0x2FFFF), st.sampled_from(list("\n\n  <|>imend"))),
     max_size=12,
-).filter(lambda text: "\U0010f5a1" not in text)
+).filter(lambda text: not {"\ufdd0", "\ufdd1"} & set(text))
 
 
 @settings(
@@ -243,8 +243,9 @@ def test_answers_with_special_tokens_are_refused(chat_target: Make) -> None:
         rendered(chat_target("chatml"), [user("x"), assistant("stop<|im_end|>")])
     with pytest.raises(BadRow, match=r"message 1: the answer holds the special token <\|im_start\|>"):
         rendered(chat_target("qwen3"), [user("x"), assistant("", reasoning_content="<|im_start|>")])
-    with pytest.raises(BadRow, match="message 0 holds a private-use character"):
-        rendered(chat_target("chatml"), [user("\U0010f5a1"), assistant("y")])
+    for character in "\ufdd0\ufdd1":
+        with pytest.raises(BadRow, match="message 0 holds a character that Unicode keeps out of text"):
+            rendered(chat_target("chatml"), [user(character), assistant("y")])
 
 
 def finder(text: str, **mode: Any) -> SpanFinder:

@@ -65,7 +65,7 @@ def epoch(rows: StoredRows, number: int) -> Rows:
     return rows[torch.arange(number * len(rows), (number + 1) * len(rows))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 70), min_size=1, max_size=25),
     row_tokens=st.integers(8, 40),
