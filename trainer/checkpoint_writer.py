@@ -29,6 +29,7 @@ class HostCopies:
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._devices: set[torch.device] = set()
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
         """A copy that is complete after `wait`; it overwrites the last one of this name."""
@@ -36,12 +37,14 @@ class HostCopies:
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             self._buffers[name] = buffer
+        if tensor.is_cuda:
+            self._devices.add(tensor.device)
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
-    @staticmethod
-    def wait() -> None:
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+    def wait(self) -> None:
+        """Until every copy is complete."""
+        for device in self._devices:
+            torch.cuda.synchronize(device)
 
 
 class Writer:

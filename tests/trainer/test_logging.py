@@ -18,7 +18,7 @@ from tiny_models import save_target
 
 from trainer import config as configs
 from trainer.config import Logging
-from trainer.console import Plain, Standing, Terminal, duration
+from trainer.console import Plain, Standing, Terminal, duration, for_stdout
 from trainer.runfiles import RunFiles
 from trainer.trackers import Trackers, scalars
 from trainer.train import run
@@ -60,6 +60,14 @@ def test_a_terminal_gets_lines_above_a_bar(monkeypatch: pytest.MonkeyPatch) -> N
     for part in ("step 7 loss 3.142", "acceptance length 2.50", "12,346 tokens/s", "ETA 4m12s", "25%"):
         assert part in shown, part
     assert "a line [not markup]" in shown and "\x1b[" in shown
+
+
+def test_only_a_terminal_gets_the_bar(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    plain = for_stdout(0.0)
+    plain.say("hello")
+    assert isinstance(plain, Plain) and capsys.readouterr().out.endswith(" s] hello\n")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert isinstance(for_stdout(0.0), Terminal)
 
 
 @pytest.mark.parametrize(
