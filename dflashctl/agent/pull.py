@@ -2,7 +2,7 @@
 
 `pull_list`: state_dir, tag | id, what ("checkpoints" | "metrics" | "log"). Answer: {"id", "tag", "files":
 [{"path" (relative, with /), "size", "mtime", "mode"}], "links": [{"path", "target"}], "skipped": [path]}
-(neither file, folder nor link). Folders that are links are not entered.
+(neither file, folder nor link). Folders that are links, or hidden, are not entered.
 
 `pull_file`: state_dir, id, what, path, size (of the list: a log that grows is taken up to there), offset
 and prefix_sha256 of what the caller has. Events: {"from": offset} first (0 when the prefix is another), then
@@ -66,6 +66,8 @@ def _where(run: RunFolder, what: str) -> Tuple[str, Any]:
 
 def _walk(root: str) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
+        # A checkpoint that is being written is a hidden folder aside, and gone before it could be read.
+        folders[:] = [name for name in folders if not name.startswith(".")]
         linked = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         for name in files + linked:
             yield os.path.relpath(os.path.join(folder, name), root)

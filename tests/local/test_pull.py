@@ -194,6 +194,16 @@ def test_links_stay_in_the_folder(folder: Path, host: Host, tmp_path: Path) -> N
     assert {"latest", "step_1/up"} <= set(again.same)
 
 
+def test_a_checkpoint_that_is_being_written_is_not_brought_home(
+    folder: Path, host: Host, tmp_path: Path
+) -> None:
+    aside = folder / "checkpoints" / ".step-0000003.tmp"
+    aside.mkdir()
+    (aside / "model.safetensors").write_bytes(b"half of it")
+    result = fetch(host, tmp_path / "here")
+    assert sorted(result.fetched) == ["empty", "step_1/w.bin", "step_2/w.bin"] and result.refused == []
+
+
 def test_a_link_here_is_not_written_through(folder: Path, host: Host, tmp_path: Path) -> None:
     into, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     into.mkdir()
