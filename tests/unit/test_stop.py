@@ -291,8 +291,8 @@ def test_a_kill_from_within_the_run_spares_the_messenger(box: Any, until: Callab
     request = {"state_dir": box.state_dir, "name": "t", "who": "itself", "grace_s": 0.2}
     killer = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r});"
-        f"from dflashctl.agent.stop import stop; told = stop({request!r}, lambda event: None);"
-        "open('told', 'w').write(told['outcome'])"
+        "from dflashctl.agent import stop; stop.EXIT_S = 0.5;"  # the supervisor waits for this very process
+        f"told = stop.stop({request!r}, lambda event: None); open('told', 'w').write(told['outcome'])"
     )
     program = (
         SLEEP
