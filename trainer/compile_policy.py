@@ -101,7 +101,10 @@ def needs_compiler(policy: Policy, cuda: bool) -> None:
 
 
 def setup_thread(policy: Policy) -> None:
-    """What a thread does for the CUDA graph trees before its first compiled call."""
+    """What a thread does before its first compiled call: options of Inductor, which each thread has for itself
+    from torch 2.13 on, and the per-thread state of the CUDA graph trees.
+    """
+    set_options(policy)
     if policy.tls == "none":
         return
     import threading
@@ -118,6 +121,14 @@ def setup_thread(policy: Policy) -> None:
         torch._C._stash_obj_in_tls("tree_manager_locks", local.tree_manager_locks)
 
 
+def set_options(policy: Policy) -> None:
+    """Inductor's options for the calling thread."""
+    import torch._inductor.config as _inductor_config
+
+    if policy.mode == "reduce-overhead-no-trees":
+        _inductor_config.triton.cudagraph_trees = False
+
+
 def compile_forward(module: nn.Module, policy: Policy, say: Say) -> None:
     """Let calls of `module` run compiled as the policy says, in place; the first call compiles."""
     if policy.mode == "eager":
@@ -125,8 +136,7 @@ def compile_forward(module: nn.Module, policy: Policy, say: Say) -> None:
     import torch._inductor.config as _inductor_config
 
     graphs = policy.mode != "inductor"
-    if policy.mode == "reduce-overhead-no-trees":
-        _inductor_config.triton.cudagraph_trees = False
+    set_options(policy)
     if graphs:
         say(f"compiling forward (cudagraphs=True, cudagraph_trees={_inductor_config.triton.cudagraph_trees})")
         module.compile(dynamic=False, mode="reduce-overhead")

@@ -165,3 +165,19 @@ def test_a_cpu_without_a_compiler_is_told_before_anything_starts(
         return
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler"):
         compile_policy.needs_compiler(Policy(mode=mode), cuda)
+
+
+def test_every_thread_has_the_options_of_the_policy() -> None:
+    import torch._inductor.config as inductor
+
+    found: list[bool] = []
+
+    def work() -> None:
+        compile_policy.setup_thread(Policy(mode="reduce-overhead-no-trees"))
+        found.append(inductor.triton.cudagraph_trees)
+
+    with inductor.patch({"triton.cudagraph_trees": True}):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert found == [False]
