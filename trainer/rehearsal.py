@@ -80,7 +80,8 @@ def rehearse(
     rows = dataclasses.replace(batch.rows, supervised=torch.ones_like(batch.rows.supervised))
     before = checkpoint.take(0, drafter, optimizer, {}, keep=copies)
     copies.wait()
-    sums = step.gradients(Batch(rows, batch.states), [uniform])
+    replays = step.config.objective.replays  # as training will: a graph is captured for that number
+    sums = step.gradients(Batch(rows, batch.states), [uniform] * replays)
     optimizer.step(0.0, sums.weight)
     for name, tensor in moments(optimizer).items():
         copies(name, tensor)

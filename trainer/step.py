@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from trainer.config import TrainConfig
 from trainer.data.packing import Rows
+from trainer.execution import Execution
 from trainer.loss import Kind, Sums, head_loss
 from trainer.machine import multiplies_bfloat16
 from trainer.model.drafter import Drafter, KeyValue
@@ -92,6 +93,7 @@ class DrafterStep:
         self.head = target.head_weight.to(self.compute_dtype)
         dpace = config.objective.dpace_alpha if config.objective.weighting == "dpace" else None
         self.kind = Kind(dpace, kl=config.objective.labels == "kl")
+        self.execution = Execution(config.execution, drafter, self.device_type)
         self.windows = [drafter.config.window(layer) for layer in range(len(drafter.layers))]
 
     def blocks(self, rows: Rows, uniform: Tensor) -> Blocks:
@@ -134,7 +136,7 @@ class DrafterStep:
                 drawn[place].uniform_(generator=generator)
             taps = taps + (drawn * 2 - 1) * self.config.objective.input_noise
         with self._precision():
-            return self.drafter.context_keys_values(taps.to(self.compute_dtype), batch.rows.positions)
+            return self.execution.context(taps.to(self.compute_dtype), batch.rows.positions)
 
     def hidden(self, batch: Batch, blocks: Blocks, context: Sequence[KeyValue] | None = None) -> Tensor:
         """The drafter's states of the mask slots, [R * N, B-1, H], as the head reads them.
@@ -147,7 +149,7 @@ class DrafterStep:
             context = self.context(batch)
         x = self.target.embedding(blocks.tokens).to(self.drafter.fc.weight.dtype)
         with self._precision():
-            out = self.drafter(x, blocks.positions, context, self.masks(batch.rows, blocks))
+            out = self.execution.blocks(x, blocks.positions, context, self.masks(batch.rows, blocks))
         slots = out.unflatten(1, (-1, config.block_size))[
             :, :, 1:
         ]  # slot 0 is the anchor: nothing to foretell
@@ -190,6 +192,16 @@ class DrafterStep:
             noises: one a replay, see `context`. Noise differs from replay to replay, so with it the context
                 is computed for each of them; without, once for all.
         """
+        if noises is None:
+            return self.execution.gradients(self._gradients, batch, uniforms)
+        return self._gradients(batch, uniforms, noises)
+
+    def _gradients(
+        self,
+        batch: Batch,
+        uniforms: Sequence[Tensor],
+        noises: Sequence[Sequence[torch.Generator]] | None = None,
+    ) -> Sums:
         total: Sums | None = None
         groups: list[tuple[Sequence[Tensor], Sequence[torch.Generator] | None]] = [(uniforms, None)]
         if noises is not None:
