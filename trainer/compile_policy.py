@@ -101,8 +101,8 @@ def needs_compiler(policy: Policy, cuda: bool) -> None:
 
 
 def setup_thread(policy: Policy) -> None:
-    """What a thread does before its first compiled call: options of Inductor, which each thread has for itself
-    from torch 2.13 on, and the per-thread state of the CUDA graph trees.
+    """What a thread does before its first compiled call: Inductor's options, which are each thread's own from
+    torch 2.13 on, and the per-thread state of the CUDA graph trees.
     """
     set_options(policy)
     if policy.tls == "none":
