@@ -1,5 +1,5 @@
-"""What `status` calls the bed's programs, in a real container over ssh and pct: each its state within two
-heartbeats, read in the JSON of the real command line. The same table without a bed, and longer:
+"""What `status` calls the bed's programs, in a real container over ssh and pct: each its state, read
+in the JSON of the real command line. Without a bed, longer, and within two heartbeats by the clock:
 tests/local/test_verdict_real.py."""
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ pytestmark = pytest.mark.bed
 
 BEAT_S = 10.0
 """The deadline of the jobs' heartbeats; of those that write none, the deadline of their log."""
+SLACK_S = 30.0
+"""Where other tests run beside this one, commands take their time. tests/local measures it alone."""
 
 RIGHT = {
     "steady": "running",
@@ -33,7 +35,7 @@ BEATING = ("stalls", "spins", "wedges")
 BEFORE = {"starting", "running", "slow"}
 
 
-def test_each_program_gets_the_right_state_within_two_heartbeats(bed: Bed, tmp_path: Path) -> None:
+def test_each_program_gets_the_right_state(bed: Bed, tmp_path: Path) -> None:
     project = Project(tmp_path / "project", {"bed": bed.host_entry()})
     for kind in dict.fromkeys(tag.partition("-")[0] for tag in RIGHT):
         # A log alone is a variant of the recipe: it leaves the beats out.
@@ -50,7 +52,7 @@ def test_each_program_gets_the_right_state_within_two_heartbeats(bed: Bed, tmp_p
     seen: dict[str, list[str]] = {tag: [] for tag in RIGHT}
     evidence: dict[str, str] = {}
     while any(
-        seen[tag][-1:] != [right] and time.monotonic() < launched[tag] + 2 * BEAT_S
+        seen[tag][-1:] != [right] and time.monotonic() < launched[tag] + 2 * BEAT_S + SLACK_S
         for tag, right in RIGHT.items()
     ):
         for run in project.json("status")["runs"]:

@@ -82,6 +82,7 @@ JOBS = [
 ]
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 def test_each_program_gets_the_right_state_within_two_heartbeats(box: Any) -> None:
     gpus = box.root / "gpus"
