@@ -44,13 +44,15 @@ class Progress:
     measured: list[tuple[int, float | None, float]] = field(default_factory=list)
 
     def to_json(self, batch_rows: int, rows: int, warmup: int) -> dict[str, Any]:
-        """With the positions that follow from the step: the order of rows is a function of seed and step."""
+        """As of now, for a thread to write; with the position in the data, which follows from the step: the
+        order of rows is a function of seed and step.
+        """
         seen = self.step * batch_rows
         return {
             "schedule": {"step": self.step, "elapsed_s": self.elapsed_s, "warmup_steps": warmup},
             "position": {"rows": seen, "epoch": seen // rows, "row_of_epoch": seen % rows},
-            "bad_rows": self.bad_rows,
-            "measured": self.measured,
+            "bad_rows": [*self.bad_rows],
+            "measured": [*self.measured],
         }
 
     @classmethod

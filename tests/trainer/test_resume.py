@@ -23,6 +23,7 @@ from trainer.data.prompts import row_order
 from trainer.errors import ConfigError, TrainerError
 from trainer.identity import differences
 from trainer.loop import Trainer
+from trainer.resume import Progress
 from trainer.runfiles import RunFiles
 from trainer.topology.work import accumulate, shares
 from trainer.train import run
@@ -90,6 +91,15 @@ def test_what_a_checkpoint_says_of_itself(finished: Path, target: Path) -> None:
     assert facts["train"] == configs_as_json(section(target))
     assert len(facts["code"]["sha256"]) == len(facts["target"]["sha256"]) == 64
     assert facts["data"]["rows"] == 10 and len(facts["data"]["rows_sha256"]) == 64
+
+
+def test_what_is_handed_to_the_writer_does_not_change_any_more() -> None:
+    progress = Progress(step=5, bad_rows=[3], measured=[(4, 1.5, 1.25)])
+    facts = progress.to_json(batch_rows=4, rows=10, warmup=1)
+    progress.measured.append((6, None, 2.0))
+    progress.bad_rows.append(7)
+    assert facts["measured"] == [(4, 1.5, 1.25)] and facts["bad_rows"] == [3]
+    assert Progress.from_json(json.loads(json.dumps(facts))) == Progress(5, 0.0, [3], [(4, 1.5, 1.25)])
 
 
 def configs_as_json(made: dict[str, Any]) -> Any:
