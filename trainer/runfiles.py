@@ -45,15 +45,16 @@ BEAT_EVERY_S = 1.0
 TELL_EVERY_S = 60.0
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Replace the file: all of it or nothing."""
+def write_json(path: Path, value: dict[str, Any], to_disk: bool = True) -> None:
+    """Replace the file: all of it or nothing; `to_disk`: also when the machine goes down right after it."""
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with aside.open("w", encoding="utf-8") as file:
             json.dump({**value, "version": VERSION}, file, indent=1, sort_keys=True)
             file.write("\n")
             file.flush()
-            os.fsync(file.fileno())
+            if to_disk:
+                os.fsync(file.fileno())
         aside.replace(path)
     except OSError:
         aside.unlink(missing_ok=True)
@@ -168,7 +169,8 @@ class RunFiles:
             "threads": {thread.name: thread.is_alive() for thread in threading.enumerate()},
             "metrics": self.metrics,
         }
-        self._write(path, lambda: write_json(path, beat))
+        # Not waited for: while a checkpoint goes to the same disk, a flush takes as long as that.
+        self._write(path, lambda: write_json(path, beat, to_disk=False))
 
     def record(self, metrics: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl; its plain numbers are also the heartbeat's."""

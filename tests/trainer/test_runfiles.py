@@ -65,6 +65,19 @@ def test_a_main_thread_that_hangs_goes_stale(tmp_path: Path) -> None:
     assert read(tmp_path / "heartbeat.json")["mono"] > first + 1.0
 
 
+def test_a_heartbeat_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a checkpoint is flushed, a flush of anything else on that disk may take as long."""
+    files = RunFiles(tmp_path)
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    files.enter("training")
+    files.record({"loss": 1.0})
+    files.beat(force=True)
+    assert flushed == []
+    files.summarise("headline", [], [], [], None, None)
+    assert len(flushed) == 1 and read(tmp_path / "heartbeat.json")["phase"] == "training"
+
+
 def test_every_phase_has_a_deadline_and_no_other_exists(tmp_path: Path) -> None:
     assert set(DEADLINE_S) == set(PHASES)
     with pytest.raises(ValueError, match="unknown phase 'trainin'"):
