@@ -18,6 +18,7 @@ import yaml
 
 from trainer import config as configs
 from trainer import failures
+from trainer.bench.cli import bench
 from trainer.console import Console, Plain, for_stdout
 from trainer.data.cli import data, prepare
 from trainer.data.regenerate_cli import regenerate
@@ -45,6 +46,7 @@ app.command()(plan)
 app.command()(export)
 app.command("import")(import_)
 app.command()(prepare)
+app.command()(bench)
 app.command()(regenerate)
 app.add_typer(data, name="data")
 

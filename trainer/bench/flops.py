@@ -15,11 +15,11 @@ from trainer.bench.shapes import Shape
 from trainer.model.mask import Bounds, own_keys
 
 FORMULA = (
-    "2*M*K*N for each product M x K by K x N: fc forward and weight gradient; every projection of the context "
-    "(k, v) and of the blocks (q, k, v, o, gate, up, down) forward, input and weight gradient; the frozen head "
-    "forward and input gradient, for slots 1 to B-1 alone. Attention: 12 * heads * head size for each (query, "
-    "key) pair that the layer's mask allows (2 products forward, 4 backward). Nothing for norms, RoPE, softmax "
-    "or the optimizer."
+    "2*M*K*N for each product M x K by K x N: fc forward and weight gradient; every projection of the "
+    "context (k, v) and of the blocks (q, k, v, o, gate, up, down) forward, input and weight gradient; the "
+    "frozen head forward and input gradient, for slots 1 to B-1 alone. Attention: 12 * heads * head size for "
+    "each (query, key) pair that the layer's mask allows (2 products forward, 4 backward). Nothing for "
+    "norms, RoPE, softmax or the optimizer."
 )
 
 

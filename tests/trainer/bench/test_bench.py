@@ -1,0 +1,76 @@
+"""`python -m trainer bench` at toy size on a CPU: one table, one line of JSON, figures that belong together.
+
+Run: python -m pytest tests/trainer/bench
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from trainer.bench.flops import Product
+from trainer.bench.timing import product_s, products_s
+from trainer.cli import app
+
+
+def bench(*words: str) -> Result:
+    return CliRunner().invoke(app, ["bench", *words, "--shape", "toy", "--device", "cpu", "--repeats", "1"])
+
+
+@pytest.mark.parametrize("what", ["step", "loss", "mask", "target"])
+def test_a_bench_prints_a_table_and_one_line_of_json(what: str, tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    result = bench(what, "--json", str(out))
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout.strip().splitlines()[-1])
+    assert json.loads(out.read_text()) == figures
+    assert figures["bench"] == what and "figure" in result.stdout and "value" in result.stdout
+    if what == "mask":
+        assert figures["full_pairs"] > figures["sliding_pairs"] > 0
+        assert figures["full_tiles_asked"] + figures["full_tiles_whole"] <= figures["full_tiles_of"]
+        return
+    assert figures["share"] == pytest.approx(figures["products_ms"] / figures["ms"])
+    assert figures["tflop_s"] == pytest.approx(figures["tflop"] / figures["ms"] * 1e3)
+    assert "operations: 2*M*K*N" in result.stdout and figures["peak_gib"] is None
+    if what == "step":
+        assert figures["context_tok_s"] == pytest.approx(128 / figures["ms"] * 1e3)
+        assert figures["anchors_s"] == pytest.approx(24 / figures["ms"] * 1e3)
+    if what == "target":
+        assert all(f"WARNING: {name} is not installed" in result.stdout for name in figures["absent_kernels"])
+
+
+def test_passes_and_micro_rows_count_the_same_operations() -> None:
+    whole, cut = (
+        json.loads(bench("step", *words).stdout.strip().splitlines()[-1])
+        for words in ([], ["--anchors-per-pass", "3", "--micro-rows", "2"])
+    )
+    assert whole["tflop"] == pytest.approx(cut["tflop"]) and whole["tflop"] > whole["tflop_attention"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--context-tokens", "100"], "100 context tokens are no whole rows of 32"),
+        (["--micro-rows", "3"], "3 micro rows do not divide 4 rows"),
+        (["--anchors", "400"], "a row of 32 tokens has no room for 100 anchors"),
+        (["--execution", "captured"], "captured needs a CUDA GPU"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_message(words: list[str], message: str) -> None:
+    result = bench("step", *words)
+    assert result.exit_code == 2 and message in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_products_time_is_of_all_its_parts_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(
+        "trainer.bench.timing.timed", lambda work, device, repeats: 1.0 if work() is not None else 0
+    )
+    device = torch.device("cpu")
+    made = [Product("a", 2, 3, 4, 5, ("input", "weight")), Product("b", 2, 3, 4, 1, ("input",))]
+    assert [product_s(each, torch.float32, device, 1) for each in made] == [15.0, 2.0]
+    assert products_s(made, torch.float32, device, 1) == 17.0

@@ -1,0 +1,99 @@
+"""The command `bench`. Imports nothing heavy before it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from trainer.errors import ConfigError
+from trainer.machine import prepare_environment
+
+SETTINGS = [
+    *("bench", "shape", "context_tokens", "row_tokens", "anchors", "anchors_per_pass", "micro_rows"),
+    *("execution", "precision", "device", "torch", "repeats"),
+]
+USUAL = (49_152, 4_096, 512)  # context tokens, tokens of a row, anchors
+SMALLER = {"toy": (128, 32, 24), "small": (2048, 1024, 64)}
+
+
+def bench(
+    what: Annotated[Literal["step", "loss", "mask", "target"], typer.Argument(help="What to run.")],
+    shape: Annotated[
+        Literal["27b", "27b-sliding", "small", "toy"], typer.Option(help="Sizes of drafter and target.")
+    ] = "27b",
+    context_tokens: Annotated[int | None, typer.Option(min=16, help="Of a step; default by shape.")] = None,
+    row_tokens: Annotated[int | None, typer.Option(min=16, help="Of a row; default by shape.")] = None,
+    anchors: Annotated[
+        int | None, typer.Option(min=1, help="Of all rows together; default by shape.")
+    ] = None,
+    anchors_per_pass: Annotated[int | None, typer.Option(min=1, help="Of a row, in memory at once.")] = None,
+    micro_rows: Annotated[int | None, typer.Option(min=1, help="Rows of one forward.")] = None,
+    execution: Annotated[Literal["eager", "compiled", "captured"], typer.Option()] = "eager",
+    precision: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option()] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option()] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, help="The median counts.")] = 5,
+    out: Annotated[Path | None, typer.Option("--json", help="Write the figures there, too.")] = None,
+) -> None:
+    """Time one part of training on random data: a table, then one line of JSON."""
+    prepare_environment()
+    from trainer.cli import guarded
+
+    def work() -> None:
+        from trainer.bench.measure import BENCHES, Settings, problems
+
+        tokens, row, blocks = SMALLER.get(shape, USUAL)
+        settings = Settings(
+            shape,
+            context_tokens or tokens,
+            row_tokens or row,
+            anchors or blocks,
+            anchors_per_pass,
+            micro_rows,
+            execution,
+            precision,
+            device,
+            repeats,
+        )
+        if found := problems(settings):
+            raise ConfigError("; ".join(found), where=f"bench {what}")
+        figures = BENCHES[what](settings)
+        show(figures)
+        line = json.dumps(figures)
+        print(line, flush=True)
+        if out is not None:
+            out.write_text(line + "\n", encoding="utf-8")
+
+    raise SystemExit(guarded(work, None))
+
+
+def show(figures: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=110, highlight=False)
+    about = ", ".join(f"{name} {figures[name]}" for name in SETTINGS if figures.get(name) is not None)
+    console.print(about, markup=False)
+    table = Table("figure", "value")
+    table.columns[1].justify = "right"
+    for name, value in figures.items():
+        if name not in SETTINGS and name not in ("formula", "absent_kernels"):
+            table.add_row(name, told(value))
+    console.print(table)
+    if "formula" in figures:
+        console.print(f"operations: {figures['formula']}", markup=False)
+    for name in figures.get("absent_kernels", []):
+        console.print(
+            f"WARNING: {name} is not installed: without it, linear attention is at about half its speed",
+            markup=False,
+        )
+
+
+def told(value: Any) -> str:
+    if value is None:
+        return "not told on a CPU"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,306 @@
+"""The four benches. Each gives one flat dictionary: what was run, and its figures.
+
+share is the time of the work's own matrix products, run alone at their own shapes in the same process, over
+the time of the work: what is left to win without computing something else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
+
+from trainer import config as configs
+from trainer.bench import timing
+from trainer.bench.flops import (
+    FORMULA,
+    Product,
+    Work,
+    attention_flop,
+    head_products,
+    pairs,
+    products,
+)
+from trainer.bench.shapes import SHAPES, Shape, batch_of, drafter_of, ends_of, tap_places
+from trainer.compiled import where_it_pays
+from trainer.loss import CHUNK_LOGITS, Kind, head_loss
+from trainer.model.flex import flex_mask
+from trainer.model.mask import bounds, dense_mask, mask_mod
+from trainer.model.target import Target
+from trainer.model.tiles import tile_map
+from trainer.objective import choose_anchors, draw
+from trainer.optim import DrafterOptimizer
+from trainer.step import DrafterStep
+
+KERNELS = ("fla", "causal_conv1d")  # of linear-attention targets; without them prefill takes twice as long
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to bench; anchors are those of all rows together."""
+
+    shape: str
+    context_tokens: int
+    row_tokens: int
+    anchors: int
+    anchors_per_pass: int | None = None  # of a row
+    micro_rows: int | None = None
+    execution: str = "eager"
+    precision: str = "auto"
+    device: str = "auto"
+    repeats: int = 5
+
+    @property
+    def rows(self) -> int:
+        return self.context_tokens // self.row_tokens
+
+    @property
+    def width(self) -> int:
+        return -(-self.anchors // self.rows)
+
+    @property
+    def where(self) -> torch.device:
+        wish = self.device
+        return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def problems(settings: Settings) -> list[str]:
+    """What cannot be run, in words."""
+    found = []
+    if settings.context_tokens % settings.row_tokens:
+        found.append(f"{settings.context_tokens} context tokens are no whole rows of {settings.row_tokens}")
+    elif settings.micro_rows and settings.rows % settings.micro_rows:
+        found.append(f"{settings.micro_rows} micro rows do not divide {settings.rows} rows")
+    elif settings.width > settings.row_tokens - SHAPES[settings.shape].block:
+        found.append(f"a row of {settings.row_tokens} tokens has no room for {settings.width} anchors")
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        found.append("torch sees no CUDA device")
+    return found
+
+
+def make_step(settings: Settings) -> DrafterStep:
+    """The step of training, on random weights."""
+    shape, device = SHAPES[settings.shape], settings.where
+    config = configs.load(
+        {
+            "target": {"path": "none"},
+            "drafter": {"mask_token_id": 0, "block_size": shape.block},
+            "objective": {
+                "anchors_per_document": settings.width,
+                "anchors_per_pass": settings.anchors_per_pass,
+                "gamma": 7.0,
+            },
+            "execution": settings.execution,
+            "precision": settings.precision,
+        }
+    )
+    drafter = drafter_of(shape, device).train()
+    return DrafterStep(drafter, ends_of(shape, device), config, settings.width)
+
+
+def work_of(settings: Settings, step: DrafterStep) -> Work:
+    size = settings.micro_rows or settings.rows
+    chunk = step.config.objective.loss_chunk
+    if chunk is None:
+        chunk = max(1, CHUNK_LOGITS[settings.where.type] // SHAPES[settings.shape].vocabulary)
+    return Work(size, settings.rows // size, settings.row_tokens, step.pass_width, step.pass_count, chunk)
+
+
+def _base(what: str, settings: Settings) -> dict[str, Any]:
+    device = settings.where
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {"bench": what, **asdict(settings), "device": name, "torch": torch.__version__}
+
+
+def bench_step(settings: Settings) -> dict[str, Any]:
+    """Forward, backward, clipping and update of one step, and its products alone."""
+    shape, device, step = SHAPES[settings.shape], settings.where, make_step(settings)
+    optimizer = DrafterOptimizer(step.drafter, configs.Optimizer())
+    batch = batch_of(shape, settings.rows, settings.row_tokens, device)
+    uniform = draw((settings.rows, settings.row_tokens), 0, 0, 0).to(device)
+    size = settings.micro_rows or settings.rows
+
+    def whole() -> Tensor:
+        weight = torch.zeros((), device=device)
+        for start in range(0, settings.rows, size):
+            part = slice(start, start + size)
+            weight = weight + step.gradients(batch.part(part), [uniform[part]]).weight
+        return optimizer.step(1.0, weight)
+
+    whole()  # moments and gradients are there now: what comes on top is the step's own
+    held = timing.reset_peak(device)
+    seconds = timing.timed(whole, device, settings.repeats, warmup=2)
+    peak = timing.peak_gib(device)
+    blocks = step.blocks(batch.rows, uniform)
+    counts = [
+        pairs(bounds(blocks.anchors, blocks.keep, batch.rows.doc_start, shape.block, window))
+        for window in step.windows
+    ]
+    made = products(shape, work_of(settings, step))
+    flop = sum(product.flop for product in made) + attention_flop(shape, counts)
+    alone = timing.products_s(made, step.compute_dtype, device, settings.repeats)
+    return {
+        **_base("step", settings),
+        "ms": 1e3 * seconds,
+        "context_tok_s": settings.context_tokens / seconds,
+        "anchors_s": int(blocks.keep.sum()) / seconds,
+        "tflop": flop / 1e12,
+        "tflop_attention": attention_flop(shape, counts) / 1e12,
+        "tflop_s": flop / 1e12 / seconds,
+        "products_ms": 1e3 * alone,
+        "share": alone / seconds,
+        "cubed_tflop_s": timing.cubed_tflops(device, settings.repeats),
+        "peak_gib": peak,
+        "peak_beyond_state_gib": None if peak is None or held is None else peak - held,
+        "parameters": sum(each.numel() for each in step.drafter.parameters()),
+        "formula": FORMULA,
+    }
+
+
+def bench_loss(settings: Settings) -> dict[str, Any]:
+    """The frozen-head loss alone, forward and backward, of all mask slots."""
+    shape, device = SHAPES[settings.shape], settings.where
+    step = make_step(settings)
+    blocks, slots = settings.rows * settings.width, shape.block - 1
+    with device:
+        hidden = torch.randn(blocks, slots, shape.hidden, dtype=step.compute_dtype, requires_grad=True)
+        labels = torch.randint(shape.vocabulary, (blocks, slots))
+        weights, alive = torch.rand(blocks, slots), torch.ones(blocks, slots, dtype=torch.bool)
+
+    def whole() -> None:
+        hidden.grad = None
+        head_loss(hidden, step.head, labels, weights, alive, Kind()).loss.backward()
+
+    held = timing.reset_peak(device)
+    seconds = timing.timed(whole, device, settings.repeats, warmup=2)
+    peak = timing.peak_gib(device)
+    made = head_products(shape, blocks * slots, 1, work_of(settings, step).loss_chunk)
+    alone = timing.products_s(made, step.compute_dtype, device, settings.repeats)
+    flop = sum(product.flop for product in made)
+    return {
+        **_base("loss", settings),
+        "rows_of_logits": blocks * slots,
+        "vocabulary": shape.vocabulary,
+        "ms": 1e3 * seconds,
+        "tflop": flop / 1e12,
+        "tflop_s": flop / 1e12 / seconds,
+        "products_ms": 1e3 * alone,
+        "share": alone / seconds,
+        "cubed_tflop_s": timing.cubed_tflops(device, settings.repeats),
+        "peak_gib": peak,
+        "peak_beyond_state_gib": None if peak is None or held is None else peak - held,
+        "formula": "2*M*K*N for hidden times head and its gradient times head, chunk by chunk",
+    }
+
+
+def bench_mask(settings: Settings) -> dict[str, Any]:
+    """The block mask by arithmetic beside torch's own, which asks about every element, and the dense one."""
+    shape, device = SHAPES[settings.shape], settings.where
+    batch = batch_of(shape, settings.rows, settings.row_tokens, device)
+    uniform = draw((settings.rows, settings.row_tokens), 0, 0, 0).to(device)
+    anchors, keep = choose_anchors(batch.rows, uniform, settings.width, settings.width)
+    queries = settings.width * shape.block
+    keys = settings.row_tokens + queries
+    found: dict[str, Any] = {**_base("mask", settings), "queries_a_row": queries, "keys_a_row": keys}
+    for name, window in (("full", None), ("sliding", shape.window)):
+        rule = bounds(anchors, keep, batch.rows.doc_start, shape.block, window)
+        create = partial(where_it_pays(create_block_mask, anchors), mask_mod(rule), settings.rows, None)
+        ways: dict[str, Callable[[], object]] = {
+            "tiles": partial(flex_mask, rule),
+            "torch": partial(create, queries, keys, device=device.type),
+        }
+        if settings.rows * queries * keys <= 1 << 31:
+            ways["dense"] = partial(dense_mask, rule)
+        for way, make in ways.items():
+            found[f"{name}_{way}_ms"] = 1e3 * timing.timed(make, device, settings.repeats, warmup=2)
+        partly, whole = tile_map(rule)
+        found[f"{name}_tiles_asked"], found[f"{name}_tiles_whole"] = int(partly.sum()), int(whole.sum())
+        found[f"{name}_tiles_of"] = partly.numel()
+        found[f"{name}_pairs"] = pairs(rule)
+    return found
+
+
+def target_products(shape: Shape, tokens: int, layers: int) -> list[Product]:
+    """Forward of a dense target's first layers, as many key and value heads as the drafter."""
+    width = shape.target_heads * shape.head_size
+    narrow = shape.key_value_heads * shape.head_size
+    return [
+        Product("q", tokens, shape.hidden, width, layers, ()),
+        Product("k, v", tokens, shape.hidden, narrow, 2 * layers, ()),
+        Product("o", tokens, width, shape.hidden, layers, ()),
+        Product("gate, up", tokens, shape.hidden, shape.target_ffn, 2 * layers, ()),
+        Product("down", tokens, shape.target_ffn, shape.hidden, layers, ()),
+    ]
+
+
+def make_target(shape: Shape, device: torch.device) -> Target:
+    """A dense Qwen3 with random weights; its head is not used, so its vocabulary is small."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    config = Qwen3Config(
+        vocab_size=1024,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.target_ffn,
+        num_hidden_layers=shape.target_layers,
+        num_attention_heads=shape.target_heads,
+        num_key_value_heads=shape.key_value_heads,
+        head_dim=shape.head_size,
+        tie_word_embeddings=True,
+    )
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    return Target(model, tap_places(shape))
+
+
+def bench_target(settings: Settings) -> dict[str, Any]:
+    """The target's prefill up to its last tap, rows of one document each."""
+    shape, device = SHAPES[settings.shape], settings.where
+    target = make_target(shape, device)
+    layers = target.taps[-1] + 1
+    size = (settings.rows, settings.row_tokens)
+    tokens = torch.randint(1024, size, device=device)
+    positions = torch.arange(settings.row_tokens, device=device).expand(size).contiguous()
+    documents = torch.zeros_like(tokens)
+    step_rows = settings.micro_rows or settings.rows
+
+    def whole() -> None:
+        for start in range(0, settings.rows, step_rows):
+            part = slice(start, start + step_rows)
+            target.states(tokens[part], positions[part], documents[part])
+
+    held = timing.reset_peak(device)
+    seconds = timing.timed(whole, device, settings.repeats, warmup=1)
+    peak = timing.peak_gib(device)
+    made = target_products(shape, step_rows * settings.row_tokens, layers)
+    micro = settings.rows // step_rows
+    alone = micro * timing.products_s(made, target.dtype, device, settings.repeats)
+    # Causal: each token sees itself and those before it; two products forward.
+    seen = settings.rows * settings.row_tokens * (settings.row_tokens + 1) // 2
+    attention = 4 * shape.target_heads * shape.head_size * seen * layers
+    flop = micro * sum(product.flop for product in made) + attention
+    return {
+        **_base("target", settings),
+        "layers_run": layers,
+        "ms": 1e3 * seconds,
+        "tok_s": settings.context_tokens / seconds,
+        "tflop": flop / 1e12,
+        "tflop_s": flop / 1e12 / seconds,
+        "products_ms": 1e3 * alone,
+        "share": alone / seconds,
+        "cubed_tflop_s": timing.cubed_tflops(device, settings.repeats),
+        "peak_gib": peak,
+        "peak_beyond_state_gib": None if peak is None or held is None else peak - held,
+        "absent_kernels": [name for name in KERNELS if importlib.util.find_spec(name) is None],
+        "formula": "2*M*K*N for q, k, v, o, gate, up, down of the layers up to the last tap; attention: "
+        "4 * heads * head size for each causal pair; no head",
+    }
+
+
+BENCHES = {"step": bench_step, "loss": bench_loss, "mask": bench_mask, "target": bench_target}
