@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -171,10 +172,11 @@ class Project:
         return done.stdout.decode()
 
     def clean(self) -> None:
-        """No run left, no marks in the workspace. Only who has no exit.json is asked after: a look at the
-        folder from outside is a tenth of the price of a call inside."""
-        runs = (self.paths.workspace / ".dflashctl" / "runs").glob("*/record.json")
-        open_ended = any(not record.with_name("exit.json").exists() for record in runs)
-        for run in self.live().values() if open_ended else ():
+        """No run left, not even in the history, and no marks in the workspace. Only who has no exit.json is
+        asked after: a look at the folder from outside is a tenth of the price of a call inside."""
+        runs = self.paths.workspace / ".dflashctl" / "runs"
+        ended = (record.with_name("exit.json").exists() for record in runs.glob("*/record.json"))
+        for run in () if all(ended) else self.live().values():
             stop(self.engine, run["id"], who="test", reason="", grace_s=0.0, on_event=lambda event: None)
+        shutil.rmtree(runs, ignore_errors=True)
         self.inside("rm -f /workspace/ready /workspace/starts /workspace/refused", check=False)

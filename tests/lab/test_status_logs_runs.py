@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import fast_cli
 import pytest
 from lab_client import on_host
 
-from dflashctl.lab.state import LabEndpoint, Record
+from dflashctl.lab.state import LabEndpoint, LabPaths, Record
 
 pytestmark = pytest.mark.lab
 DEADLINE_S = 120.0
@@ -74,7 +75,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def cli(lab: Record, tmp_path: Path) -> Iterator[Cli]:
+def cli(lab: Record, lab_paths: LabPaths, tmp_path: Path) -> Iterator[Cli]:
     """dflashctl in a folder with the job's recipe, against the lab; what it launched is killed afterwards."""
     (tmp_path / "recipes").mkdir()
     (tmp_path / "job.py").write_text(JOB)
@@ -105,6 +106,7 @@ def cli(lab: Record, tmp_path: Path) -> Iterator[Cli]:
     yield call
     for tag in tags:
         call("kill", tag, code=None)
+    shutil.rmtree(lab_paths.workspace / ".dflashctl" / "runs")  # the next test's status is of its own runs
 
 
 def launch(cli: Cli, tag: str, kind: str, steps: int) -> None:
