@@ -253,21 +253,39 @@ def literal(text: str) -> str:
 def test_any_environment_value_and_argument_of_a_run(bed: Bed, tmp_path: Path) -> None:
     """Through recipe, agent and supervisor: one launch carries every awkward value, as environment and as
     argument."""
-    project = Project(tmp_path / "project", {"bed": bed.host_entry()})
-    environment = {f"AWKWARD_{n}": value for n, value in enumerate(VALUES)}
+    check_run(bed, tmp_path / "project", VALUES)
+
+
+@settings(FAST, max_examples=3)
+@given(values=st.lists(TEXT.filter(lambda text: travels_in_a_run(text)), min_size=10, max_size=20))
+def test_any_drawn_environment_values_and_arguments_of_a_run(
+    bed: Bed, tmp_path_factory: pytest.TempPathFactory, values: list[str]
+) -> None:
+    check_run(bed, tmp_path_factory.mktemp("drawn") / "project", values)
+
+
+def travels_in_a_run(text: str) -> bool:
+    """What an operating system can carry: no NUL, no half character, less than 128 KiB."""
+    return "\0" not in text and len(text) < 50_000 and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def check_run(bed: Bed, folder: Path, values: list[str]) -> None:
+    project = Project(folder, {"bed": bed.host_entry()})
+    environment = {f"AWKWARD_{n}": value for n, value in enumerate(values)}
     code = (
         "import json, os, sys; "
         "e = {k: v for k, v in os.environ.items() if k.startswith('AWKWARD')}; "
         "json.dump([e, sys.argv[1:]], open('/workspace/seen', 'w'))"
     )
-    command = ["python", "-c", code, *map(literal, VALUES)]
+    command = ["python", "-c", code, *map(literal, values)]
     escaped = {name: literal(value) for name, value in environment.items()}
     project.write_recipe("steady", command=command, env=escaped, gpus={"count": 0})
     project.ok("deploy")
+    bed.inside("main", ["rm", "-f", "/workspace/seen"])
     project.run("launch", "--tag", "values", "--wait")
     done = bed.inside("main", ["cat", "/workspace/seen"])
     seen_environment, seen_words = json.loads(done.stdout)
-    assert seen_words == VALUES
+    assert seen_words == values
     assert seen_environment == environment
 
 
