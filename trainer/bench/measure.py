@@ -20,19 +20,18 @@ from trainer import config as configs
 from trainer.bench import timing
 from trainer.bench.flops import (
     FORMULA,
-    Product,
     Work,
     attention_flop,
     head_products,
     pairs,
     products,
 )
-from trainer.bench.shapes import SHAPES, Shape, batch_of, drafter_of, ends_of, tap_places
+from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
+from trainer.bench.targets import make_target, target_products
 from trainer.compiled import where_it_pays
 from trainer.loss import CHUNK_LOGITS, Kind, head_loss
 from trainer.model.flex import flex_mask
 from trainer.model.mask import bounds, dense_mask, mask_mod
-from trainer.model.target import Target
 from trainer.model.tiles import tile_map
 from trainer.objective import choose_anchors, draw
 from trainer.optim import DrafterOptimizer
@@ -224,39 +223,6 @@ def bench_mask(settings: Settings) -> dict[str, Any]:
         found[f"{name}_tiles_of"] = partly.numel()
         found[f"{name}_pairs"] = pairs(rule)
     return found
-
-
-def target_products(shape: Shape, tokens: int, layers: int) -> list[Product]:
-    """Forward of a dense target's first layers, as many key and value heads as the drafter."""
-    width = shape.target_heads * shape.head_size
-    narrow = shape.key_value_heads * shape.head_size
-    return [
-        Product("q", tokens, shape.hidden, width, layers, ()),
-        Product("k, v", tokens, shape.hidden, narrow, 2 * layers, ()),
-        Product("o", tokens, width, shape.hidden, layers, ()),
-        Product("gate, up", tokens, shape.hidden, shape.target_ffn, 2 * layers, ()),
-        Product("down", tokens, shape.target_ffn, shape.hidden, layers, ()),
-    ]
-
-
-def make_target(shape: Shape, device: torch.device) -> Target:
-    """A dense Qwen3 with random weights; its head is not used, so its vocabulary is small."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
-
-    config = Qwen3Config(
-        vocab_size=1024,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.target_ffn,
-        num_hidden_layers=shape.target_layers,
-        num_attention_heads=shape.target_heads,
-        num_key_value_heads=shape.key_value_heads,
-        head_dim=shape.head_size,
-        tie_word_embeddings=True,
-    )
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with device:
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-    return Target(model, tap_places(shape))
 
 
 def bench_target(settings: Settings) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.bench.flops import Work, attention_flop, head_products, pairs, products
-from trainer.bench.measure import Settings, make_step, make_target, target_products, work_of
+from trainer.bench.measure import Settings, make_step, work_of
 from trainer.bench.shapes import SHAPES, Shape, batch_of
+from trainer.bench.targets import make_target, target_products
 from trainer.model.mask import bounds, dense_mask
 from trainer.objective import draw
 

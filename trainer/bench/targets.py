@@ -1,0 +1,42 @@
+"""A dense target of random weights, and the matrix products of its prefill."""
+
+from __future__ import annotations
+
+import torch
+
+from trainer.bench.flops import Product
+from trainer.bench.shapes import Shape, tap_places
+from trainer.model.target import Target
+
+
+def target_products(shape: Shape, tokens: int, layers: int) -> list[Product]:
+    """Forward of a dense target's first layers, as many key and value heads as the drafter."""
+    width = shape.target_heads * shape.head_size
+    narrow = shape.key_value_heads * shape.head_size
+    return [
+        Product("q", tokens, shape.hidden, width, layers, ()),
+        Product("k, v", tokens, shape.hidden, narrow, 2 * layers, ()),
+        Product("o", tokens, width, shape.hidden, layers, ()),
+        Product("gate, up", tokens, shape.hidden, shape.target_ffn, 2 * layers, ()),
+        Product("down", tokens, shape.target_ffn, shape.hidden, layers, ()),
+    ]
+
+
+def make_target(shape: Shape, device: torch.device) -> Target:
+    """A dense Qwen3 with random weights; its head is not used, so its vocabulary is small."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    config = Qwen3Config(
+        vocab_size=1024,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.target_ffn,
+        num_hidden_layers=shape.target_layers,
+        num_attention_heads=shape.target_heads,
+        num_key_value_heads=shape.key_value_heads,
+        head_dim=shape.head_size,
+        tie_word_embeddings=True,
+    )
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    return Target(model, tap_places(shape))
