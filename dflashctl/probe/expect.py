@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
+
+from dflashctl.runs import known
 
 Answer = Literal["passes", "fails", "either"]
 Basis = Literal["measured", "read"]
@@ -38,8 +39,8 @@ class Expectation:
         return f"fails{named}" if self.answer == "fails" else self.answer
 
 
-def parse(text: str, known: Sequence[str]) -> tuple[Expectation, ...]:
-    """`known`: names of the table's failures. Raises ValueError naming probe and case of a wrong row."""
+def parse(text: str, names: Sequence[str]) -> tuple[Expectation, ...]:
+    """`names`: of the table's failures. Raises ValueError naming probe and case of a wrong row."""
     rows = []
     for fields in yaml.safe_load(text).get("probes") or ():
         values: dict[str, Any] = {**fields, "failures": tuple(fields.get("failures") or ())}
@@ -51,7 +52,7 @@ def parse(text: str, known: Sequence[str]) -> tuple[Expectation, ...]:
             raise ValueError(f"{where}: {error}") from None
         if row.answer not in ANSWERS or row.basis not in BASES or not row.source:
             raise ValueError(f"{where}: answer, basis or source is wrong")
-        strange = sorted(set(row.failures) - set(known))
+        strange = sorted(set(row.failures) - set(names))
         if strange or bool(row.failures) == (row.answer == "passes"):
             raise ValueError(f"{where}: failures {strange or row.failures} do not fit")
         rows.append(row)
@@ -61,10 +62,7 @@ def parse(text: str, known: Sequence[str]) -> tuple[Expectation, ...]:
 @cache
 def table() -> tuple[Expectation, ...]:
     """The shipped one."""
-    from trainer.failures import by_name
-
-    text = resources.files("trainer").joinpath("known_failures.yaml").read_text(encoding="utf-8")
-    return parse(text, list(by_name()))
+    return parse(known.text(), list(known.by_name()))
 
 
 def expected(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,15 +9,17 @@ from typing import Any, Literal
 from dflashctl.errors import DflashError, GpusBusy, RunBad, UsageError
 from dflashctl.probe.cases import Case
 from dflashctl.probe.expect import Expectation, expected
+from dflashctl.runs import known
+from dflashctl.runs.ending import signal_name
 
 Answer = Literal["passes", "fails", "hangs", "crashes", "needs", "not run"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """About one case. `failure`: its row in the table of known failures, of several
-    the one that was expected; `said`: the error, or what is
-    needed. `agrees`: with `expected`; None where nothing is expected or nothing was tried."""
+    """About one case. `failure`: its row in the table of known failures, of several the one that was
+    expected; `said`: the error, or what is needed. `agrees`: with `expected`; None where nothing is expected
+    or nothing was tried."""
 
     case: Case
     answer: Answer
@@ -76,8 +77,6 @@ def judge(
 
 def _outcome(ended: Mapping[str, Any], deadline_s: float) -> tuple[Answer, str, list[str]]:
     """(answer, what was said, the known failures that its words show)."""
-    from trainer.failures import find
-
     tail = str(ended.get("tail") or "")
     if ended.get("timed_out"):
         killed = "and even SIGKILL does not end it" if ended.get("unkillable") else "killed"
@@ -86,18 +85,11 @@ def _outcome(ended: Mapping[str, Any], deadline_s: float) -> tuple[Answer, str, 
     if told.get("ok") and ended.get("exit") == 0:
         return "passes", "", []
     text = "\n".join(str(each.get("text")) for each in told.get("errors") or ()) or tail
-    names = [row.name for row in find(text)]
+    names = [row.name for row in known.find(text)]
     if ended.get("signal"):
         return "crashes", f"{signal_name(int(ended['signal']))}: {last_line(tail)}", names
     count = f" ({told['said']})" if told.get("said") else ""
     return "fails", last_line(text) + count, names
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def last_line(text: str) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from dflashctl.render import table
 from dflashctl.render.hints import complete
 from dflashctl.render.text import clip, duration, line, plural, ranges, size
+from dflashctl.runs.ending import signal_name
 from dflashctl.runs.facts import listed, mapping, number, text
 from dflashctl.runs.history import Entry, History, Shown
-from dflashctl.runs.verdict import signal_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -1,4 +1,5 @@
-"""The table of known failures as the agent is asked for it. Its one reader is trainer/failures.py."""
+"""The table of known failures for all of dflashctl, and as the agent is asked for it. Its one reader is
+trainer/failures.py."""
 
 from __future__ import annotations
 
@@ -43,6 +44,12 @@ def find(text: str) -> tuple[KnownFailure, ...]:
     """The rows that a text shows, fatal ones first."""
     rows: tuple[KnownFailure, ...] = _reader().find(text)
     return rows
+
+
+def text() -> str:
+    """The table's own text: `probes:` in it is read by probe/expect.py alone."""
+    shipped: Path = _reader().TABLE
+    return shipped.read_text(encoding="utf-8")
 
 
 def patterns() -> list[dict[str, str]]:

@@ -10,13 +10,13 @@ Its table of cases is tests/unit/test_verdict_table.py. Principles, in the order
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 
 from dflashctl.render.hints import complete
 from dflashctl.render.text import age, duration, plural, size
 from dflashctl.runs.alive import judge_alive
+from dflashctl.runs.ending import signal_name
 from dflashctl.runs.facts import Ending, RunFacts
 from dflashctl.runs.signs import explained, known_cause_sentence, known_hits, known_sentence, log_sentences
 from dflashctl.runs.vocabulary import BAD, ENDED, Confidence, Rules, State, Verdict
@@ -168,10 +168,3 @@ def _next_ended(state: State, facts: RunFacts) -> tuple[str, ...]:
         explain = (f"dflashctl explain {facts.name}",) if explained(facts) else ()
         return (*explain, f"dflashctl logs {facts.name}")
     return ()
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dflashctl.probe import expect
 from dflashctl.runs import known
 from trainer import failures
 from trainer.failures import KnownFailure
@@ -78,15 +79,21 @@ def test_the_table_is_read_without_torch_and_without_pydantic(module: str) -> No
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-def test_a_project_with_another_program_named_trainer_does_not_hide_the_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "rows"),
+    [("dflashctl.runs.known", len(known.table())), ("dflashctl.probe.expect", len(expect.table()))],
+)
+def test_a_project_with_another_program_named_trainer_does_not_hide_the_table(
+    module: str, rows: int, tmp_path: Path
+) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__init__.py").write_text("raise SystemExit('another program')\n")
     head = f"import sys; sys.path.append({str(ROOT)!r})"
-    code = f"{head}; from dflashctl.runs import known; print(len(known.table()))"
+    code = f"{head}; from {module} import table; print(len(table()))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, timeout=60, capture_output=True, text=True
     )
-    assert done.stdout == f"{len(known.table())}\n", done.stderr
+    assert done.stdout == f"{rows}\n", done.stderr
 
 
 def test_what_a_trainer_logs_of_a_failure_is_not_taken_for_another() -> None:
