@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -192,9 +193,8 @@ class DrafterStep:
             noises: one a replay, see `context`. Noise differs from replay to replay, so with it the context
                 is computed for each of them; without, once for all.
         """
-        if noises is None:
-            return self.execution.gradients(self._gradients, batch, uniforms)
-        return self._gradients(batch, uniforms, noises)
+        run = self._gradients if noises is None else partial(self._gradients, noises=noises)
+        return self.execution.gradients(run, batch, uniforms)
 
     def _gradients(
         self,

@@ -1,12 +1,14 @@
-"""A whole run with non-finite gradients: such steps are left out and told, too many of them end it.
+"""Whole runs: non-finite gradients, of which steps are left out and told and too many end the run; passes and
+a compiled step, which change no figure.
 
-Run: python -m pytest tests/trainer/test_bad_steps.py
+Run: python -m pytest tests/trainer/test_whole_steps.py
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from test_kill_and_resume import section
 from test_resume import losses, train
 from tiny_models import save_target
 
-from trainer.errors import TrainerError
+from trainer import execution
+from trainer.errors import ConfigError, TrainerError
 from trainer.topology import colocated
 from trainer.topology.work import accumulate
 
@@ -68,3 +71,24 @@ def test_too_many_bad_steps_in_a_row_end_the_run(
     with pytest.raises(TrainerError, match="3 steps in a row is not finite, the last of them step 6"):
         train(made, tmp_path / "run")
     assert sorted(losses(tmp_path / "run")) == [1, 3]
+
+
+def test_passes_and_a_compiled_step_train_as_one_eager_graph_does(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With input noise, two replays, micro rows, and checkpoints on the way."""
+    compile = partial(torch.compile, dynamic=False, fullgraph=True, backend="aot_eager")
+    monkeypatch.setattr(execution, "compiled", compile)
+    made, few = section(target, budget={"steps": 5}), {"steps": 5}
+    train(made, tmp_path / "plain")
+    objective = {**made["objective"], "anchors_per_pass": 2}
+    train(section(target, budget=few, objective=objective, execution="compiled"), tmp_path / "other")
+    plain, other = losses(tmp_path / "plain"), losses(tmp_path / "other")
+    assert sorted(plain) == [1, 2, 3, 4, 5]
+    assert plain == pytest.approx(other, rel=2e-4)
+
+
+def test_captured_on_a_cpu_is_refused_before_anything_is_trained(target: Path, tmp_path: Path) -> None:
+    objective = {"anchors_per_document": 4, "gamma": 3.0}
+    with pytest.raises(ConfigError, match="captured needs a CUDA GPU"):
+        train(section(target, objective=objective, execution="captured"), tmp_path / "run")
