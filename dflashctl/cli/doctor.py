@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -36,14 +34,15 @@ def _examine(host: Host, json: bool) -> Outcome:
     import time
 
     from dflashctl.cli.eachhost import Outcome
+    from dflashctl.cli.waitline import wait_line
     from dflashctl.doctor.checks import judge
     from dflashctl.doctor.document import payload
     from dflashctl.doctor.gather import gather
     from dflashctl.render.doctor import print_report
 
     started = time.monotonic()
-    with _progress(host.name) as say:
-        facts = gather(host, say)
+    with wait_line(not json) as wait:
+        facts = gather(host, lambda what: wait(f"{host.name}: {what}"))
     report = judge(facts)
     took_s = time.monotonic() - started
     if not json:
@@ -66,19 +65,3 @@ def _error(host: Host, report: Report) -> VerificationFailed | None:
         where=host.name,
         next=first.mend,
     )
-
-
-@contextmanager
-def _progress(host: str) -> Iterator[Callable[[str], None]]:
-    """On a terminal: what is being done, gone when it is done."""
-    import sys
-
-    if not sys.stderr.isatty():
-        yield lambda what: None
-        return
-    from rich.console import Console
-
-    from dflashctl.render.text import line
-
-    with Console(stderr=True, markup=False, emoji=False).status(f"{host}: connecting") as status:
-        yield lambda what: status.update(line(f"{host}: {what}"))

@@ -61,9 +61,9 @@ def logs(
     """
     from dflashctl.config import load_hosts
     from dflashctl.errors import UsageError
-    from dflashctl.runs.logsearch import seconds
+    from dflashctl.runs.durations import parse_duration
 
-    since_s = None if since is None else seconds(since)
+    since_s = None if since is None else parse_duration(since, option="--since")
     wishes = Wishes(tag, lines, since_s, grep, ignore_case, errors, follow, json)
     if json and follow:
         raise UsageError("--json prints one document, --follow never ends", next="leave one of them out")

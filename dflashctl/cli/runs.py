@@ -155,10 +155,10 @@ def prune(
 ) -> None:
     """Remove ended runs with their logs and checkpoints; never a live one, nor the newest of a tag."""
     from dflashctl.render.history import pruned
+    from dflashctl.runs.durations import parse_duration
     from dflashctl.runs.history import prune as remove
-    from dflashctl.runs.logsearch import seconds
 
-    older_than_s = None if older is None else seconds(older)
+    older_than_s = None if older is None else parse_duration(older, option="--older-than")
     change = Change("prune", "pruned", "Remove them?", pruned, dry_run, yes, json)
     _curate(
         host, change, lambda engine, dry: remove(engine, keep=keep, older_than_s=older_than_s, dry_run=dry)

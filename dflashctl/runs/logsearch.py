@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dflashctl.errors import UsageError
 from dflashctl.remote.agent_call import Event, call
 from dflashctl.remote.engine import Engine
 from dflashctl.render.secrets import hide
@@ -14,7 +13,6 @@ from dflashctl.runs import known
 from dflashctl.runs.facts import listed, text, whole
 
 TIMEOUT_S = 600.0
-UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
@@ -26,16 +24,6 @@ class Found:
     sent: int
     size: int
     since_known: bool
-
-
-def seconds(words: str) -> float:
-    """`90`, `90s`, `10m`, `2h`, `1d`, `1h30m` -> seconds. Raises UsageError."""
-    import re
-
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", words)
-    if not parts or "".join(number + unit for number, unit in parts) != words:
-        raise UsageError(f"not a length of time: {words!r}", next="write it like 90s, 10m, 2h, 1d or 1h30m")
-    return sum(float(number) * UNITS_S[unit or "s"] for number, unit in parts)
 
 
 def search(

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from dflashctl.agent import logindex, logs, logsearch
 from dflashctl.cli.main import run
-from dflashctl.errors import UsageError
 from dflashctl.runs import known
-from dflashctl.runs.logsearch import seconds
 
 TRACE = """\
 Traceback (most recent call last):
@@ -100,7 +98,7 @@ def test_errors_are_whole_tracebacks_and_known_failures(box: Any, cli: Callable[
         (["--grep", "("], "not a regular expression"),
         (["--grep", "x", "--errors"], "either --grep or --errors"),
         (["--grep", "x", "-f"], "a search does not follow"),
-        (["--since", "soon"], "not a length of time: 'soon'"),
+        (["--since", "soon"], "--since: not a length of time: 'soon'"),
     ],
 )
 def test_wrong_wishes_are_usage_errors(
@@ -215,20 +213,6 @@ def test_the_supervisor_keeps_the_index_small(box: Any, tmp_path: Path, monkeypa
     assert [json.loads(line)["size"] for line in path.read_text().splitlines()] == [1, 5]
     log.unlink()
     index.look()
-
-
-@pytest.mark.parametrize(
-    ("words", "value"),
-    [("90", 90), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("2d", 172800)],
-)
-def test_lengths_of_time(words: str, value: float) -> None:
-    assert seconds(words) == value
-
-
-@pytest.mark.parametrize("words", ["", "m", "10 m", "-5m", "5w", "10m!"])
-def test_what_is_no_length_of_time(words: str) -> None:
-    with pytest.raises(UsageError):
-        seconds(words)
 
 
 def test_the_reader_and_the_search_begin_alike(box: Any) -> None:

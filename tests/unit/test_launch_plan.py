@@ -180,15 +180,24 @@ def test_a_fresh_cache_lies_in_the_runs_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("2d", 172800), (" 1m ", 60)]
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("10m", 600),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        ("1h30m", 5400),
+        (" 1m ", 60),
+    ],
 )
 def test_stretches_of_time(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
+    assert parse_duration(text, option="--wait-idle") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "-1s", "1 0m", "10min", "1e3", "٣m", "nan"])
+@pytest.mark.parametrize("text", ["", "m", "-1s", "1 0m", "10min", "1e3", "٣m", "nan", "5w", "10m!"])
 def test_what_is_no_stretch_of_time(text: str) -> None:
-    with pytest.raises(UsageError, match="--wait-idle: cannot read"):
+    with pytest.raises(UsageError, match="--wait-idle: not a length of time"):
         parse_duration(text, option="--wait-idle")
 
 
