@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Optional
+from typing import Optional
 
-from .runfolder import RunFolder, read_lines
+from .runfolder import RunFolder, number, read_lines
 
 NAME = "log_index.jsonl"
 EVERY_S = 15.0
@@ -54,7 +54,7 @@ def offset_at(run: RunFolder, inode: int, wall: float) -> Optional[int]:
     """
     found: Optional[int] = None
     for entry in read_lines(run.file(NAME)):
-        at, size = _number(entry.get("at")), _number(entry.get("size"))
+        at, size = number(entry.get("at")), number(entry.get("size"))
         if at is None or size is None:
             continue
         if found is None:
@@ -63,7 +63,3 @@ def offset_at(run: RunFolder, inode: int, wall: float) -> Optional[int]:
             break
         found = int(size) if entry.get("inode") == inode else 0
     return found
-
-
-def _number(value: Any) -> Optional[float]:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

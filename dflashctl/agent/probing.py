@@ -4,12 +4,11 @@ to."""
 from __future__ import annotations
 
 import codecs
-import json
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
 from . import AgentError
-from .runfolder import folder_of
+from .runfolder import folder_of, objects
 from .waiting import wait_end
 
 RESULTS = "probe.jsonl"
@@ -33,12 +32,10 @@ def probe_follow(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     look = {"state_dir": request["state_dir"], "id": run.id, "wait_s": 0.0}
     while True:
         end = wait_end(look, emit)  # first, so that nothing that was written before the end is missed
-        for line in said.add(results.more()):
-            emit({"result": line})
-        while log is not None:
-            data = log.more()
-            if not data:
-                break
+        for data in results.pieces():
+            for line in said.add(data):
+                emit({"result": line})
+        for data in log.pieces() if log is not None else ():
             emit({"log": words.decode(data)})
         if not end["live"] or time.monotonic() >= until or getattr(emit, "gone", False):
             return dict(end, results=said.all)
@@ -52,15 +49,19 @@ class Growing:
         self._path = path
         self._read = 0
 
-    def more(self) -> bytes:
+    def pieces(self) -> Iterator[bytes]:
+        """All of it, in pieces that an event can carry."""
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._read)
-                data = file.read(CHUNK_BYTES)
-        except OSError:
-            return b""
-        self._read += len(data)
-        return data
+                while True:
+                    data = file.read(CHUNK_BYTES)
+                    if not data:
+                        return
+                    self._read += len(data)
+                    yield data
+        except OSError:  # not written yet
+            return
 
 
 class Lines:
@@ -73,13 +74,6 @@ class Lines:
     def add(self, data: bytes) -> List[Dict[str, Any]]:
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
-        new = []
-        for line in lines:
-            try:
-                value = json.loads(line.decode("utf-8", "replace"))
-            except ValueError:
-                continue
-            if isinstance(value, dict):
-                new.append(value)
+        new = list(objects(line.decode("utf-8", "replace") for line in lines))
         self.all += new
         return new

@@ -12,7 +12,7 @@ from time import strptime
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
 
 from .ending import exit_body, killer
-from .runfolder import Loaded, RunFolder, read_lines
+from .runfolder import Loaded, RunFolder, number, read_lines, whole
 
 
 class Rebuilt(NamedTuple):
@@ -79,16 +79,16 @@ def supervisor(run: RunFolder) -> Optional[Rebuilt]:
 def exit_record(run: RunFolder) -> Optional[Rebuilt]:
     """From the supervisor's event `exited`, and the kills that were asked for before it."""
     exited = _event(run, "exited")
-    ended_at = _number(exited.get("at")) if exited else None
+    ended_at = number(exited.get("at")) if exited else None
     if exited is None or ended_at is None:
         return None
     started = run.supervisor().value or _event(run, "started") or {}
-    began = _number(started.get("started_at")) or _number(started.get("at"))
-    code, signal = _whole(exited.get("code")), _whole(exited.get("signal"))
+    began = number(started.get("started_at")) or number(started.get("at"))
+    code, signal = whole(exited.get("code")), whole(exited.get("signal"))
     why = str(exited.get("why") or "")
     if code is None and signal is None and not why:
         return None
-    killed_by = killer(run.events(), before=_number(exited.get("mono")))
+    killed_by = killer(run.events(), before=number(exited.get("mono")))
     value = exit_body(
         code=code,
         signal=signal,
@@ -106,7 +106,7 @@ def exit_record(run: RunFolder) -> Optional[Rebuilt]:
 
 def summary(run: RunFolder) -> Optional[Rebuilt]:
     """The best acceptance length that was measured; headline and table are lost."""
-    measured = [_number(each.get("acceptance_length")) for each in read_lines(run.file("metrics.jsonl"))]
+    measured = [number(each.get("acceptance_length")) for each in read_lines(run.file("metrics.jsonl"))]
     lengths = [each for each in measured if each is not None]
     if not lengths:
         return None
@@ -143,11 +143,3 @@ def _event(run: RunFolder, name: str) -> Optional[Dict[str, Any]]:
     """The last event of that name."""
     found = [event for event in run.events() if event.get("event") == name]
     return found[-1] if found else None
-
-
-def _number(value: Any) -> Optional[float]:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _whole(value: Any) -> Optional[int]:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

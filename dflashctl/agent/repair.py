@@ -21,7 +21,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from . import proc
 from .pick import one_run
 from .rebuilding import REBUILD, Rebuilt, Witness
-from .runfolder import RunFolder, list_runs, sync_folder
+from .runfolder import RunFolder, list_runs, sync_folder, whole
 from .stop import stop_lock
 
 FILES = (
@@ -70,9 +70,9 @@ def repair_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
             except OSError as error:
                 why = str(error)
         if why is None:
-            tag = Witness(run, found).record().value or {}
+            record = Witness(run, found).record().value or {}
             files = [damage.as_json() for damage in found]
-            repaired.append({"id": run.id, "tag": tag.get("tag"), "files": files})
+            repaired.append({"id": run.id, "tag": record.get("tag"), "files": files})
         else:
             left.append({"id": run.id, "why": why})
     return {"repaired": repaired, "left": left}
@@ -125,8 +125,7 @@ def problem_of(path: str) -> Optional[str]:
         return "not JSON: %s" % error
     if not isinstance(value, dict):
         return "not a JSON object"
-    version = value.get("version")
-    return None if isinstance(version, int) and not isinstance(version, bool) else "no version"
+    return None if whole(value.get("version")) is not None else "no version"
 
 
 def _repair(run: RunFolder, who: str) -> Optional[str]:

@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from . import logknown, logscan, proc
-from .runfolder import RunFolder
+from .runfolder import RunFolder, number, objects
 
 METRICS_TAIL_BYTES = 256 * 2**10
 PROCESSES_SHOWN = 48
@@ -82,8 +82,6 @@ def told_events(run: RunFolder) -> List[Dict[str, Any]]:
 
 def tail_entries(path: str, limit: int = METRICS_TAIL_BYTES) -> List[Dict[str, Any]]:
     """The last objects of a .jsonl file, oldest first."""
-    import json
-
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -94,15 +92,7 @@ def tail_entries(path: str, limit: int = METRICS_TAIL_BYTES) -> List[Dict[str, A
     lines = data.split(b"\n")
     if size > limit:
         lines = lines[1:]
-    entries = []
-    for line in lines:
-        try:
-            value = json.loads(line.decode("utf-8", "replace"))
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            entries.append(value)
-    return entries
+    return list(objects(line.decode("utf-8", "replace") for line in lines))
 
 
 def metrics_facts(entries: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
@@ -112,7 +102,7 @@ def metrics_facts(entries: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
     gap_s           between two reports (a program may report each tenth step)
     recent_step_s   per step, over the last five reports
     """
-    steps = [each for each in entries if _number(each.get("step")) and _number(each.get("wall"))]
+    steps = [each for each in entries if None not in (number(each.get("step")), number(each.get("wall")))]
     if not steps:
         return None
     gaps, each_step = [], []
@@ -213,10 +203,6 @@ def _counted(names: Any) -> Dict[str, int]:
     for name in names:
         counted[name] = counted.get(name, 0) + 1
     return counted
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _pick(value: Optional[Dict[str, Any]], keys: Any) -> Optional[Dict[str, Any]]:

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from datetime import datetime, timezone
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from . import cgroup, proc
 
@@ -45,8 +45,8 @@ def read_json(path: str) -> Loaded:
         return Loaded(None, "%s: %s" % (path, error))
     if not isinstance(value, dict):
         return Loaded(None, "%s: not a JSON object" % path)
-    version = value.get("version")
-    if not isinstance(version, int) or isinstance(version, bool):
+    version = whole(value.get("version"))
+    if version is None:
         return Loaded(None, "%s: no version" % path)
     if version > VERSION:
         return Loaded(None, "%s: version %d, newer than this dflashctl knows (%d)" % (path, version, VERSION))
@@ -58,17 +58,35 @@ def read_lines(path: str, having: str = "") -> Iterator[Dict[str, Any]]:
     are parsed: a history of a thousand runs is read for its few notes."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if having not in line:
-                    continue
-                try:
-                    value = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(value, dict):
-                    yield value
+            yield from objects(line for line in file if having in line)
     except OSError:
         return
+
+
+def objects(lines: Iterable[str]) -> Iterator[Dict[str, Any]]:
+    """Those of the lines that are JSON objects."""
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def number(value: Any) -> Optional[float]:
+    """A number of such an object; None for anything else that stands there."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # damaged: no time, size or step has 300 digits
+        return None
+
+
+def whole(value: Any) -> Optional[int]:
+    """As `number`, but whole."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def write_bytes(path: str, data: bytes, mode: int = 0o644, *, durable: bool = True) -> None:
