@@ -6,8 +6,8 @@ Makes conversations from the standard library's sources, a byte-level tokenizer 
 them and a template of the Qwen3 kind. In one run: `python -m trainer prepare` on the file, all its processes
 and their start counted, between two measurements of the tokenizer's own `encode_batch` (and, to compare,
 `encode_batch_fast`) on the rendered texts of some chunks all over the file, on one thread, the best of some
-rounds; and the command on a tenth of the file, for the memory. Seconds are processor seconds. The last line is
-one JSON object; the exit code is 1 when a limit is missed.
+rounds; and the command on a tenth of the file, for the memory. Seconds are processor seconds. The last line
+is one JSON object; the exit code is 1 when a limit is missed.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def sample(source: Path, target: Path) -> tuple[float, list[list[str]], Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="prepare beside the tokenizer's own batches")
     parser.add_argument("--mb", type=float, default=100)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     text = "\n".join(stdlib.read(path) for path in stdlib.files(False))
     with tempfile.TemporaryDirectory(prefix="bench-data-", dir="/var/tmp") as name:
