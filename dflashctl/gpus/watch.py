@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 from dflashctl.config.hosts import Host
-from dflashctl.errors import ContainerDown, DflashError, Unreachable
+from dflashctl.errors import ContainerDown, Unreachable
 from dflashctl.gpus.facts import read_facts
 from dflashctl.gpus.idle import Box
+from dflashctl.remote.again import let_go, pause_s
 from dflashctl.remote.engine import Engine
 from dflashctl.remote.factory import open_engine
 
 EVERY_S = 2.0
-SLOWEST_S = 15.0
 
 
 def watch(
@@ -37,16 +36,10 @@ def watch(
             except (Unreachable, ContainerDown) as error:
                 if not seen:
                     raise
-                _close(engine)
+                let_go(engine)
                 engine, failures = None, failures + 1
                 box = Box((), f"no contact: {error.what}")
             yield box
-            sleep(min(every_s * 2**failures, max(SLOWEST_S, every_s)))
+            sleep(pause_s(failures, every_s))
     finally:
-        _close(engine)
-
-
-def _close(engine: Engine | None) -> None:
-    if engine is not None:
-        with suppress(DflashError, OSError):
-            engine.close()
+        let_go(engine)

@@ -8,12 +8,12 @@ import codecs
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from dflashctl.config.hosts import Host
 from dflashctl.errors import ContainerDown, DflashError, Unreachable
+from dflashctl.remote.again import let_go, pause_s
 from dflashctl.remote.agent_call import Event, call
 from dflashctl.remote.engine import Engine
 from dflashctl.remote.factory import open_engine
@@ -23,7 +23,6 @@ from dflashctl.runs.facts import text, whole
 FOLLOW_S = 20.0
 """One call follows for so long; then a new one goes on, on the same connection."""
 SLACK_S = 30.0
-SLOWEST_S = 15.0
 TAIL_BYTES = 1024
 MAX_LINE_CHARS = 64 * 1024
 """A longer line is shown in pieces: a program that never ends a line must not fill the memory."""
@@ -115,9 +114,9 @@ def read(
                 if not failures or type(error) is not said:
                     source.on_notice(f"no contact ({error.what.splitlines()[0]}); trying again")
                 said = type(error)
-                _close(engine)
+                let_go(engine)
                 engine, failures = None, failures + 1
-                sleep(min(float(2**failures), SLOWEST_S))
+                sleep(pause_s(failures))
                 continue
             position.inode, position.offset = whole(answer.get("inode")), whole(answer.get("offset"))
             # A program that writes faster than we read is not chased: what was there at first is the end.
@@ -125,7 +124,7 @@ def read(
             if answer.get("done") is True or (not follow and (position.offset or 0) >= end):
                 return
     finally:
-        _close(engine)
+        let_go(engine)
 
 
 def receive(event: Event, position: Position, source: Source) -> None:
@@ -155,12 +154,6 @@ def receive(event: Event, position: Position, source: Source) -> None:
             position.inode, position.offset = whole(event.get("inode")), whole(event.get("offset"))
             position.tail = b""
         source.on_notice(notices[text(event.get("notice"))])
-
-
-def _close(engine: Engine | None) -> None:
-    if engine is not None:
-        with suppress(DflashError, OSError):
-            engine.close()
 
 
 @dataclass

@@ -7,14 +7,14 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from dflashctl.config.hosts import Host
-from dflashctl.errors import DflashError, NotFound, Unreachable, UsageError, VerificationFailed
+from dflashctl.errors import NotFound, Unreachable, UsageError, VerificationFailed
+from dflashctl.remote.again import let_go, pause_s
 from dflashctl.remote.agent_call import Event, call
 from dflashctl.remote.engine import Engine
 from dflashctl.remote.factory import open_engine
@@ -150,12 +150,10 @@ class Line:
 
     def broken(self, failures: int) -> None:
         self.close()
-        self._sleep(min(float(2**failures), 15.0))
+        self._sleep(pause_s(failures))
 
     def close(self) -> None:
-        if self._engine is not None:
-            with suppress(DflashError, OSError):
-                self._engine.close()
+        let_go(self._engine)
         self._engine = None
 
 

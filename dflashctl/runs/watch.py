@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 from dflashctl.config.hosts import Host
-from dflashctl.errors import ContainerDown, DflashError, Unreachable
+from dflashctl.errors import ContainerDown, Unreachable
+from dflashctl.remote.again import let_go, pause_s
 from dflashctl.remote.engine import Engine
 from dflashctl.remote.factory import open_engine
 from dflashctl.runs.status import Look, Memory, look, without_contact
 
 EVERY_S = 2.0
-SLOWEST_S = 15.0
 
 
 def watch(
@@ -41,7 +40,7 @@ def watch(
             except (Unreachable, ContainerDown) as error:
                 if memory.last is None:
                     raise
-                _close(engine)
+                let_go(engine)
                 engine, failures = None, failures + 1
                 seen = without_contact(host, error, memory)
             if tag is not None and run_id is None and seen.rows:
@@ -49,13 +48,6 @@ def watch(
             yield seen
             if seen.contact == "ok" and not seen.live:
                 return
-            sleep(min(every_s * 2**failures, max(SLOWEST_S, every_s)))
+            sleep(pause_s(failures, every_s))
     finally:
-        _close(engine)
-
-
-def _close(engine: Engine | None) -> None:
-    """Close without a word: the connection may be dead already."""
-    if engine is not None:
-        with suppress(DflashError, OSError):
-            engine.close()
+        let_go(engine)
