@@ -28,36 +28,45 @@ from dflashctl.render import hints
 from dflashctl.render.secrets import begin
 from dflashctl.start import interrupted
 
-VERBS: dict[str, str] = {
+DAILY: dict[str, str] = {
     "deploy": "Ship the recipe's code and prove inside that it arrived",
-    "rollback": "Make an older release current again",
-    "releases": "List the releases that are there",
-    "diff": "Compare the files here with a release that is there",
-    "lock": "The deploy lock: show, break",
     "launch": "Start a tagged run in the background, once its GPUs are free",
     "status": "Say what every run is doing, with the evidence",
     "kill": "End a run with its whole family and prove its GPUs free",
     "logs": "Show a run's log",
     "runs": "List past and present runs and what was learnt",
+    "gpu": "Show the GPUs and who holds them",
+}
+OTHERS: dict[str, str] = {
+    "rollback": "Make an older release current again",
+    "releases": "List the releases that are there",
+    "diff": "Compare the files here with a release that is there",
+    "lock": "The deploy lock: show, break",
+    "stacks": "Show where every process of a run stands in its code",
+    "explain": "Look for known failures in a run's log, and say what helps",
     "pull": "Bring home a run's checkpoints, metrics or log",
     "notify": "Tell when a run has finished, failed, is wedged or lost",
-    "explain": "Look for known failures in a run's log, and say what helps",
+    "doctor": "Look at all that a run needs; say how to mend it",
     "inspect": "Show what torch is set to and why; compare two hosts or runs",
     "probe": "Try a framework's faults, or a file of yours, on an idle GPU",
-    "stacks": "Show where every process of a run stands in its code",
-    "gpu": "Show the GPUs and who holds them",
-    "doctor": "Look at all that a run needs; say how to mend it",
     "lab": "The embedded test host: up, down, status",
     "host": "The machines of hosts.yaml: list, trust",
     "recipe": "The recipes: list, show",
     "schema": "JSON schemas of hosts.yaml and recipes, for editors",
 }
+VERBS = DAILY | OTHERS
 
 COMPLETION_VARIABLE = "_DFLASHCTL_COMPLETE"
 
 
 class LazyGroup(TyperGroup):
-    """Lists verbs from VERBS; loads a verb's module when it is called (or completed)."""
+    """Lists VERBS, the daily ones first; loads a verb's module when it is called (or completed)."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        wide = max(map(len, VERBS))  # the lines of both sections begin below each other
+        for heading, verbs in (("Every day", DAILY), ("The others", OTHERS)):
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(wide), line) for name, line in verbs.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)

@@ -94,6 +94,15 @@ def test_help_answers_within_300_ms() -> None:
     assert median < 0.3
 
 
+def test_help_shows_the_daily_verbs_first_and_each_verb_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert frame.run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    daily, others = shown.split("Every day:\n")[1].split("\nThe others:\n")
+    listed = [[line.split()[0] for line in part.splitlines() if line] for part in (daily, others)]
+    assert listed[0] == ["deploy", "launch", "status", "kill", "logs", "runs", "gpu"]
+    assert listed[1] == list(frame.OTHERS) and not set(listed[0]) & set(listed[1])
+
+
 @pytest.mark.parametrize("name", sorted(frame.VERBS))
 def test_every_verb_has_a_help_of_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert frame.run([name, "--help"]) == 0
