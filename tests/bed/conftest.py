@@ -1,7 +1,7 @@
 """Fixtures of the bed: `bed` (a running host with containers), `proxied` (a harmful line to its sshd).
 
-A bed that cannot run here is never silent: with CI=true it fails the tests, elsewhere one loud line at the
-end says what did not run and how to get it."""
+A bed that cannot run here is never silent: in CI it fails the tests, elsewhere one loud line at the end says
+what did not run and how to get it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from bedkit.ground import make_trees
 from bedkit.project import Project
 from bedkit.rootfs import RootfsError
 from proxy import Proxy
+from unproven import did_not_run
 
 Project.forked = True
-_LOUD = "DID NOT RUN: the bed. {}. To get it, {}"
+_LOUD = "the bed. {}. To get it, {}"
 
 
 @pytest.fixture(scope="session")
@@ -29,17 +30,12 @@ def bed_session() -> Iterator[Bed]:
     """One bed for all tests of this worker."""
     reason = need.reason_against()
     if reason is not None:
-        text = _LOUD.format(reason, need.HOW)
-        if need.must_run():
-            pytest.fail(text, pytrace=False)
-        pytest.skip(text)
+        did_not_run(_LOUD.format(reason, need.HOW))
     try:
         make_trees()
     except RootfsError as error:  # no network, no mirror: only this may be missing where the bed could run
-        text = _LOUD.format(error, "let this machine reach a Debian mirror once, or set DFLASHCTL_BED_CACHE")
-        if need.must_run():
-            pytest.fail(text, pytrace=False)
-        pytest.skip(text)
+        mirror = "let this machine reach a Debian mirror once, or set DFLASHCTL_BED_CACHE"
+        did_not_run(_LOUD.format(error, mirror))
     yield from sessions()
 
 
