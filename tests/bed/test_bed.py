@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from bedkit import need
 from bedkit.bed import Bed
-from bedkit.ground import sweep
+from bedkit.ground import cgroup_roots, sweep
 from proxy import Proxy
 
 pytestmark = pytest.mark.bed
@@ -216,3 +216,16 @@ def test_what_a_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     reason = need.reason_against() or ""
     assert reason.startswith("missing packages: lxc ") and "lxc" in need.HOW
+
+
+def test_a_bed_with_a_frozen_container_leaves_nothing() -> None:
+    """What is frozen does not take the signal that ends it, and its control groups stay with it."""
+    other = Bed()
+    try:
+        other.freeze("main")
+        left = [root / "lxc" / str(other.ids["main"]) for root in cgroup_roots()]
+        left = [folder for folder in left if folder.is_dir()]
+        assert left
+    finally:
+        other.close()
+    assert not [folder for folder in left if folder.exists()]

@@ -152,11 +152,17 @@ def test_kill_touches_no_bystander(bed: Bed, project: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("crashes", "ValueError: tap layer 61"), ("exits", "3"), ("hogs", "memory")]
+    ("kind", "words"), [("crashes", "ValueError: tap layer 61"), ("exits", "exit code 3"), ("hogs", None)]
 )
-def test_a_failed_run_says_why(bed: Bed, project: Project, kind: str, words: str) -> None:
-    host = bed.host_entry("newer" if kind == "hogs" else "main")  # the one with little memory
-    project.write_hosts({"bed": host})
+def test_a_failed_run_says_why(bed: Bed, project: Project, kind: str, words: str | None) -> None:
+    role = "newer" if kind == "hogs" else "main"  # the one with little memory
+    project.write_hosts({"bed": bed.host_entry(role)})
+    if words is None:
+        # Where the machine's control groups do not show in a container, nothing in it counts OOM kills.
+        count = "find /sys/fs/cgroup -name memory.events -o -name memory.oom_control | head -1"
+        counted = bed.inside(role, ["sh", "-c", count]).stdout
+        killer = "the out-of-memory killer" if counted else "SIGKILL, which dflashctl did not send"
+        words = f"ended by {killer}"
     deployed_and_launched(project, kind)
     wait_for(lambda: state(project, "t") == "failed", 120)
     [run] = project.json("status", "t")["runs"]

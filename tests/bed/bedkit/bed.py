@@ -5,6 +5,7 @@ that the two can be compared."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import shutil
 import socket
@@ -308,10 +309,10 @@ class Bed:
         if self._init is not None:
             if self.pid:
                 for role in self.containers:
-                    try:
-                        self._lxc("lxc-stop", role, "-k", check=False)
-                    except (BedError, subprocess.TimeoutExpired):
-                        pass
+                    # Thawed first: what is frozen does not take the signal that ends it.
+                    for how in (("lxc-unfreeze",), ("lxc-stop", "-k")):
+                        with contextlib.suppress(BedError, subprocess.TimeoutExpired):
+                            self._lxc(how[0], role, *how[1:], check=False)
             assert self._init.stdin is not None and self._init.stdout is not None
             self._init.stdin.close()  # its first process ends, and with it everything else
             try:

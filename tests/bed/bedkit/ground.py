@@ -41,7 +41,7 @@ def claim_ids() -> tuple[TextIO, int]:
     raise BedError("80 beds run on this machine already")
 
 
-def _cgroup_roots() -> list[Path]:
+def cgroup_roots() -> list[Path]:
     """Where LXC makes groups, in each hierarchy: below the top, or below the group that we ourselves are
     in."""
     roots = [CGROUPS, *(p for p in CGROUPS.iterdir() if p.is_dir())] if CGROUPS.is_dir() else []
@@ -118,7 +118,7 @@ def prepare(at: Layout) -> None:
 def forget_cgroups(vmid: int) -> None:
     """Remove the control groups that a bed which was killed left for this id. Its processes may still be
     on their way out, so this waits for them."""
-    tops = [root / name / str(vmid) for root in _cgroup_roots() for name in ("lxc", "lxc.monitor")]
+    tops = [root / name / str(vmid) for root in cgroup_roots() for name in ("lxc", "lxc.monitor")]
     end = time.monotonic() + START_S
     while left := [top for top in tops if top.is_dir()]:
         for top in left:
