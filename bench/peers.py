@@ -35,7 +35,7 @@ from torch import Tensor, nn  # noqa: E402
 from trainer.bench import timing  # noqa: E402
 from trainer.bench.measure import Settings, make_step, problems  # noqa: E402
 from trainer.bench.shapes import SHAPES, batch_of, tap_places  # noqa: E402
-from trainer.objective import draw  # noqa: E402
+from trainer.training.objective import draw  # noqa: E402
 
 Step = Callable[[], object]
 """Forward and backward; gradients are left in the parameters."""

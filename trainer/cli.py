@@ -19,14 +19,14 @@ import yaml
 from trainer import config as configs
 from trainer import failures
 from trainer.bench.cli import bench
-from trainer.console import Console, Plain, for_stdout
 from trainer.data.cli import data, prepare
 from trainer.data.regenerate_cli import regenerate
 from trainer.errors import ConfigError, Stopped, TrainerError
-from trainer.eval_cli import eval
+from trainer.evaluation.cli import eval
 from trainer.export.cli import export, import_
 from trainer.machine import prepare_environment
-from trainer.runfiles import RunFiles
+from trainer.run.console import Console, Plain, for_stdout
+from trainer.run.runfiles import RunFiles
 from trainer.topology.cli import plan
 from trainer.topology.planning import resolve_auto
 from trainer.topology.rank import RankFiles
@@ -147,7 +147,7 @@ def trained(
 
     def work() -> None:
         config = configs.load(read_recipe(recipe))
-        from trainer.train import run  # torch comes in here
+        from trainer.run.train import run  # torch comes in here
 
         report = run(config, files, console.say, console, resume, allow_changes, ranks)
         if report is not None:

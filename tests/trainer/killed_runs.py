@@ -20,7 +20,7 @@ from typing import Any
 
 DEADLINE_S = 120.0
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["trainer.train", "transformers.models.qwen3.modeling_qwen3"])
+CONTEXT.set_forkserver_preload(["trainer.run.train", "transformers.models.qwen3.modeling_qwen3"])
 
 
 def small_library(folder: Path) -> Path:
@@ -47,8 +47,8 @@ def child(
     from trainer import config as configs
     from trainer.cli import guarded
     from trainer.data import stdlib
-    from trainer.runfiles import RunFiles
-    from trainer.train import run
+    from trainer.run.runfiles import RunFiles
+    from trainer.run.train import run
 
     torch.set_num_threads(1)
     stdlib.root = lambda: Path(library)

@@ -17,18 +17,18 @@ from tiny_models import save_target
 from tokenizers import Tokenizer
 
 from trainer import config as configs
-from trainer.bad_rows import newly_bad
 from trainer.data.dataset import Dataset
 from trainer.data.packing import from_tokens
 from trainer.data.prompts import packed_text
 from trainer.errors import DataError
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.objective import draw
-from trainer.progress import Tally
-from trainer.runfiles import RunFiles
-from trainer.step import DrafterStep
-from trainer.train import run
+from trainer.run.bad_rows import newly_bad
+from trainer.run.progress import Tally
+from trainer.run.runfiles import RunFiles
+from trainer.run.train import run
+from trainer.training.objective import draw
+from trainer.training.step import DrafterStep
 
 
 def test_a_row_counts_once_however_often_it_is_read() -> None:

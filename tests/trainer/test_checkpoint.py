@@ -16,12 +16,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from trainer import checkpoint, optimizer_state
-from trainer.checkpoint_writer import Writer
+from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint import optimizer_state
+from trainer.checkpoint.writer import Writer
 from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import ConfigError, Stopped, TrainerError
 from trainer.model.drafter import Drafter
-from trainer.optim import DrafterOptimizer
+from trainer.training.optim import DrafterOptimizer
 
 
 def saved(root: Path, drafter: Drafter, step: int = 7, keep: int = 2) -> Path:
@@ -204,7 +205,7 @@ def test_a_disk_that_fails_at_any_write_leaves_the_earlier_ones(
         full()
         real(descriptor)
 
-    monkeypatch.setattr("trainer.tensorfile.before_piece", full)
+    monkeypatch.setattr("trainer.checkpoint.tensorfile.before_piece", full)
     monkeypatch.setattr(os, "fsync", fsync)
     while calls >= fails_at:
         calls, fails_at = 0, fails_at + 1
@@ -224,7 +225,7 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go, self.begun = threading.Event(), threading.Event()
-        monkeypatch.setattr("trainer.tensorfile.before_piece", self.wait)
+        monkeypatch.setattr("trainer.checkpoint.tensorfile.before_piece", self.wait)
 
     def wait(self) -> None:
         self.begun.set()
@@ -284,7 +285,7 @@ def test_what_goes_wrong_in_the_background_is_heard(
         def fail() -> None:
             raise problem
 
-        monkeypatch.setattr("trainer.tensorfile.before_piece", fail)
+        monkeypatch.setattr("trainer.checkpoint.tensorfile.before_piece", fail)
         writer.start(1, drafter, optimizer, {}, best=False)
         writer.finish(lambda: None)
         return writer.outcomes()

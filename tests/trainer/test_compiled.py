@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from trainer.compiled import where_it_pays
 from trainer.model.drafter import Drafter
 from trainer.model.flex import flex_mask
 from trainer.model.mask import bounds
+from trainer.training.compiled import where_it_pays
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from trainer.config import Evaluate
-from trainer.decode import (
+from trainer.evaluation.decode import (
     BatchTarget,
     FixedNoise,
     Output,
@@ -26,13 +26,13 @@ from trainer.decode import (
     reader,
     speculative,
 )
-from trainer.evaluate import Evaluator, figure, lookup
-from trainer.figures import acceptance, repeated_ngrams
+from trainer.evaluation.evaluator import Evaluator, figure, lookup
+from trainer.evaluation.figures import acceptance, repeated_ngrams
+from trainer.evaluation.proposers import lookup_draft
+from trainer.evaluation.readers import continues
 from trainer.model.cache import target_cache
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.proposers import lookup_draft
-from trainer.readers import continues
 
 BLOCK = 4
 TAPS = (0, 2, 4)
@@ -102,7 +102,9 @@ def test_acceptance_is_counted_truly(
     own = plain(target, prompts(), 40, greedy)
     texts = [[*prompt, *output.tokens] for prompt, output in zip(prompts().tolist(), own, strict=True)]
     stand_in = Clairvoyant(target, texts, wrong_every)
-    monkeypatch.setattr("trainer.decode.BatchDrafter.logits", lambda self, *given: stand_in.logits(*given))
+    monkeypatch.setattr(
+        "trainer.evaluation.decode.BatchDrafter.logits", lambda self, *given: stand_in.logits(*given)
+    )
     outputs = speculative(target, make_drafter(), prompts(), 24, greedy)
     for row, output in enumerate(outputs):
         assert output.tokens == own[row].tokens[: len(output.tokens)]

@@ -19,10 +19,10 @@ from test_step import LAYERS, documents, settings
 from torch import Tensor
 
 from trainer import config as configs
-from trainer import execution
 from trainer.data.packing import pack
 from trainer.errors import ConfigError, Refused, TrainerError
-from trainer.execution import CapturedGradients, Execution, captured
+from trainer.training import execution
+from trainer.training.execution import CapturedGradients, Execution, captured
 
 __all__ = ["makers"]  # the fixture
 

@@ -16,15 +16,15 @@ import torch
 from killed_runs import small_library
 from tiny_models import save_target
 
-from trainer import checkpoint
 from trainer import config as configs
-from trainer.held_out import HeldOut, leak, walk
+from trainer.checkpoint import files as checkpoint
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.runfiles import RunFiles
-from trainer.scatter import scatter
-from trainer.step import DrafterStep
-from trainer.train import run
+from trainer.run.held_out import HeldOut, leak, walk
+from trainer.run.runfiles import RunFiles
+from trainer.run.scatter import scatter
+from trainer.run.train import run
+from trainer.training.step import DrafterStep
 
 PROJECT = Path(__file__).parents[2]
 
@@ -77,7 +77,7 @@ def test_both_are_measured_in_training_and_what_is_promised_is_what_decoding_giv
 ) -> None:
     """The very figures: from block to block, the training pass foretells the decoder's every pass."""
     pairs: list[tuple[float, float]] = []
-    monkeypatch.setattr("trainer.loop.leak", lambda promised, real: pairs.append((promised, real)))
+    monkeypatch.setattr("trainer.run.loop.leak", lambda promised, real: pairs.append((promised, real)))
     folder = tmp_path / "run"
     said, entries = train(section(save_target(tmp_path / "target")), folder)
     assert len(pairs) == 3 and pairs[-1][1] > 1.3
@@ -101,13 +101,13 @@ def test_a_leaky_mask_is_fine_in_training_and_poor_in_decoding_and_the_run_says_
     """Context includes the anchor. Blocks of two whose window is two see nothing else, so it must be used.
     The self-check, which would refuse it (test_selfcheck.py), is left out.
     """
-    import trainer.step as steps
+    import trainer.training.step as steps
 
     real = steps.bounds
     monkeypatch.setattr(
         steps, "bounds", lambda *given: dataclasses.replace(real(*given), high=real(*given).high + 1)
     )
-    monkeypatch.setattr("trainer.rehearsal.check", lambda *given: "not checked")
+    monkeypatch.setattr("trainer.run.rehearsal.check", lambda *given: "not checked")
     made = section(
         PROJECT / "recipes" / "demo" / "target",
         drafter={

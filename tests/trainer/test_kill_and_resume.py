@@ -15,8 +15,8 @@ import pytest
 from killed_runs import finish, kill, losses, small_library, start, step_of, wait_for
 from tiny_models import save_target
 
-from trainer import checkpoint
-from trainer.runfiles import RunFiles
+from trainer.checkpoint import files as checkpoint
+from trainer.run.runfiles import RunFiles
 
 STEPS = 24
 LAST = f"step-{STEPS:07d}"

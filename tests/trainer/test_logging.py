@@ -18,10 +18,10 @@ from tiny_models import save_target
 
 from trainer import config as configs
 from trainer.config import Logging
-from trainer.console import Plain, Standing, Terminal, duration, for_stdout
-from trainer.runfiles import RunFiles
-from trainer.trackers import Trackers, scalars
-from trainer.train import run
+from trainer.run.console import Plain, Standing, Terminal, duration, for_stdout
+from trainer.run.runfiles import RunFiles
+from trainer.run.trackers import Trackers, scalars
+from trainer.run.train import run
 
 STANDING = Standing(
     step=7,

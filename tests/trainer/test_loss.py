@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.loss import Kind, _errors, head_loss
-from trainer.objective import dpace_weights
+from trainer.training.loss import Kind, _errors, head_loss
+from trainer.training.objective import dpace_weights
 
 
 def problem(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from trainer.data.packing import Document, Rows, pack
-from trainer.objective import (
+from trainer.training.objective import (
     choose_anchors,
     dpace_weights,
     draw,

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
+from trainer.checkpoint.optimizer_state import masters, moments
 from trainer.config import Optimizer, ParameterGroup, Schedule
 from trainer.errors import ConfigError, TrainerError
-from trainer.loss import Sums
 from trainer.model.drafter import Drafter
-from trainer.optim import BadSteps, DrafterOptimizer, assign_groups, lr_factor
-from trainer.optimizer_state import masters, moments
-from trainer.progress import Tally
+from trainer.run.progress import Tally
+from trainer.training.loss import Sums
+from trainer.training.optim import BadSteps, DrafterOptimizer, assign_groups, lr_factor
 
 
 def test_every_parameter_of_the_drafter_is_in_exactly_one_group(make_drafter: Callable[..., Drafter]) -> None:

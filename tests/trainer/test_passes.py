@@ -16,12 +16,12 @@ from torch import Tensor
 
 from trainer import config as configs
 from trainer.data.packing import Rows, pack
-from trainer.loss import Sums
 from trainer.model.drafter import Drafter
 from trainer.model.target import States, Target
-from trainer.objective import draw, needed_width
-from trainer.step import Batch, DrafterStep
 from trainer.topology.work import _generator, accumulate
+from trainer.training.loss import Sums
+from trainer.training.objective import draw, needed_width
+from trainer.training.step import Batch, DrafterStep
 
 Makers = tuple[Callable[..., Drafter], Callable[..., Target]]
 

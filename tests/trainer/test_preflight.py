@@ -18,16 +18,16 @@ from test_kill_and_resume import section
 from tiny_models import save_target
 
 from trainer import config as configs
-from trainer import preflight
 from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import Refused
-from trainer.loop import Trainer
 from trainer.machine import available_memory
 from trainer.model.drafter import Drafter
-from trainer.optim import DrafterOptimizer
-from trainer.progress import Clock
-from trainer.runfiles import RunFiles
-from trainer.train import run
+from trainer.run import preflight
+from trainer.run.loop import Trainer
+from trainer.run.progress import Clock
+from trainer.run.runfiles import RunFiles
+from trainer.run.train import run
+from trainer.training.optim import DrafterOptimizer
 
 
 @pytest.fixture

@@ -16,17 +16,17 @@ from killed_runs import small_library
 from test_kill_and_resume import STEPS, section
 from tiny_models import save_target
 
-from trainer import checkpoint
 from trainer import config as configs
-from trainer.checkpoint_writer import Writer
+from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.identity import differences
+from trainer.checkpoint.resume import Progress
+from trainer.checkpoint.writer import Writer
 from trainer.data.prompts import row_order
 from trainer.errors import ConfigError, TrainerError
-from trainer.identity import differences
-from trainer.loop import Trainer
-from trainer.resume import Progress
-from trainer.runfiles import RunFiles
+from trainer.run.loop import Trainer
+from trainer.run.runfiles import RunFiles
+from trainer.run.train import run
 from trainer.topology.work import accumulate, shares
-from trainer.train import run
 
 
 def train(made: dict[str, Any], folder: Path, resume: Path | None = None, allow: bool = False) -> list[str]:
@@ -205,7 +205,7 @@ def test_changes_may_be_allowed_and_are_said(old: Path, target: Path, tmp_path: 
 
 def test_other_code_is_said_and_allowed(old: Path, target: Path, tmp_path: Path) -> None:
     facts = json.loads((at(old, STEPS) / "trainer.json").read_text())
-    from trainer import resume
+    from trainer.checkpoint import resume
 
     said: list[str] = []
     other = {**facts["code"], "torch": "2.0.0"}
@@ -279,7 +279,7 @@ def test_a_final_checkpoint_that_cannot_be_written_fails_the_run(
     def full() -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trainer.tensorfile.before_piece", full)
+    monkeypatch.setattr("trainer.checkpoint.tensorfile.before_piece", full)
     with pytest.raises(TrainerError, match="checkpoint of step 3 could not be written: No space left"):
         train(made, tmp_path / "run")
     events = (tmp_path / "run" / "events.jsonl").read_text()

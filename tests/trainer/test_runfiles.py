@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from trainer.runfiles import DEADLINE_S, PHASES, RunFiles
+from trainer.run.runfiles import DEADLINE_S, PHASES, RunFiles
 
 PROJECT = Path(__file__).parents[2]
 
@@ -108,7 +108,7 @@ def test_summary_and_root_cause(tmp_path: Path) -> None:
 
 def program(folder: Path, body: str) -> list[str]:
     head = (
-        "import sys, time, threading\nfrom pathlib import Path\nfrom trainer.runfiles import RunFiles\n"
+        "import sys, time, threading\nfrom pathlib import Path\nfrom trainer.run.runfiles import RunFiles\n"
         f"files = RunFiles(Path({str(folder)!r}))\nfiles.listen()\n"
     )
     return [sys.executable, "-c", head + body]

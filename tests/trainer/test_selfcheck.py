@@ -17,16 +17,16 @@ from test_kill_and_resume import section
 from tiny_models import VOCABULARY, save_target
 
 from trainer import config as configs
-from trainer import selfcheck
 from trainer.data.packing import Document, Rows, pack
 from trainer.errors import Refused
 from trainer.model.drafter import Drafter
 from trainer.model.mask import Bounds
 from trainer.model.target import States, Target
-from trainer.objective import Blocks, draw
-from trainer.runfiles import RunFiles
-from trainer.step import Batch, DrafterStep
-from trainer.train import run
+from trainer.run import selfcheck
+from trainer.run.runfiles import RunFiles
+from trainer.run.train import run
+from trainer.training.objective import Blocks, draw
+from trainer.training.step import Batch, DrafterStep
 
 WINDOW = 6
 
@@ -114,7 +114,7 @@ def test_a_wrong_mask_is_refused(
     attention: str,
     name: str,
 ) -> None:
-    import trainer.step as steps
+    import trainer.training.step as steps
 
     harm, message = MASKS[name]
     real = steps.bounds
@@ -133,7 +133,7 @@ def test_a_tile_that_is_left_out_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The rule is right, but flex attention would never ask it there."""
-    import trainer.step as steps
+    import trainer.training.step as steps
 
     real = steps.flex_mask
 
@@ -192,7 +192,7 @@ def test_taps_of_every_kind_of_target(make_target: Callable[..., Target], kind: 
 def test_a_leaky_mask_stops_a_run_before_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attention: str
 ) -> None:
-    import trainer.step as steps
+    import trainer.training.step as steps
 
     real = steps.bounds
     leak = MASKS["the anchor's own state"][0]

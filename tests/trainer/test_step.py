@@ -16,11 +16,11 @@ from torch import Tensor
 
 from trainer import config as configs
 from trainer.data.packing import Document, Rows, pack
-from trainer.loss import Kind, Sums, head_loss
 from trainer.model.drafter import Drafter
 from trainer.model.target import States, Target
-from trainer.objective import draw, needed_width
-from trainer.step import Batch, DrafterStep, without_bad_rows
+from trainer.training.loss import Kind, Sums, head_loss
+from trainer.training.objective import draw, needed_width
+from trainer.training.step import Batch, DrafterStep, without_bad_rows
 
 PER_DOCUMENT = 100  # more than any document has: all valid anchors, whatever is drawn
 

@@ -20,12 +20,12 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from trainer import config as configs
-from trainer.checkpoint import load_drafter
+from trainer.checkpoint.files import load_drafter
 from trainer.cli import read_recipe
 from trainer.errors import ConfigError, DataError
-from trainer.progress import Clock
-from trainer.runfiles import RunFiles
-from trainer.train import run
+from trainer.run.progress import Clock
+from trainer.run.runfiles import RunFiles
+from trainer.run.train import run
 
 PROJECT = Path(__file__).parents[2]
 

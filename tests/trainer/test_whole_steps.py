@@ -19,10 +19,10 @@ from test_kill_and_resume import section
 from test_resume import losses, train
 from tiny_models import save_target
 
-from trainer import execution
 from trainer.errors import ConfigError, TrainerError
 from trainer.topology import colocated
 from trainer.topology.work import accumulate
+from trainer.training import execution
 
 
 @pytest.fixture(scope="module")

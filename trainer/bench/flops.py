@@ -55,7 +55,7 @@ BOTH = ("input", "weight")
 
 
 def head_products(shape: Shape, tokens: int, times: int, chunk: int | None) -> list[Product]:
-    """As trainer/loss.py cuts them: equal chunks, the last one shorter."""
+    """As trainer/training/loss.py cuts them: equal chunks, the last one shorter."""
     chunks = 1 if chunk is None else -(-tokens // chunk)
     size = -(-tokens // chunks)
     last = tokens - (chunks - 1) * size

@@ -28,14 +28,14 @@ from trainer.bench.flops import (
 )
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
 from trainer.bench.targets import make_target, target_products
-from trainer.compiled import where_it_pays
-from trainer.loss import CHUNK_LOGITS, Kind, head_loss
 from trainer.model.flex import flex_mask
 from trainer.model.mask import bounds, dense_mask, mask_mod
 from trainer.model.tiles import tile_map
-from trainer.objective import choose_anchors, draw
-from trainer.optim import DrafterOptimizer
-from trainer.step import DrafterStep
+from trainer.training.compiled import where_it_pays
+from trainer.training.loss import CHUNK_LOGITS, Kind, head_loss
+from trainer.training.objective import choose_anchors, draw
+from trainer.training.optim import DrafterOptimizer
+from trainer.training.step import DrafterStep
 
 KERNELS = ("fla", "causal_conv1d")  # of linear-attention targets; without them prefill takes twice as long
 

@@ -11,7 +11,7 @@ from trainer.data.packing import Rows
 from trainer.model.drafter import Drafter
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.target import States
-from trainer.step import Batch
+from trainer.training.step import Batch
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def drafter_of(shape: Shape, device: torch.device, seed: int = 0) -> Drafter:
 
 @dataclass(frozen=True)
 class RandomEnds:
-    """A target's two ends, `trainer.step.Ends`."""
+    """A target's two ends, `trainer.training.step.Ends`."""
 
     embedding: nn.Module
     head_weight: Tensor

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.bad_rows import newly_bad
 from trainer.config import TrainConfig
 from trainer.data import prompts as texts
 from trainer.data.continuations import write
@@ -20,9 +19,10 @@ from trainer.data.store import Store, find_store
 from trainer.data.stored import StoredRows
 from trainer.errors import ConfigError
 from trainer.model.target import States, Target
-from trainer.objective import needed_width
-from trainer.setup import find_target
-from trainer.step import Batch, without_bad_rows
+from trainer.run.bad_rows import newly_bad
+from trainer.run.setup import find_target
+from trainer.training.objective import needed_width
+from trainer.training.step import Batch, without_bad_rows
 
 Say = Callable[[str], None]
 Beat = Callable[[], None]

@@ -131,7 +131,7 @@ class StoredRows:
 
     def needed_width(self, per_document: int) -> int:
         """The most anchors that any row of the first epoch can have; in later epochs a row of more leaves a
-        few out, evenly (`trainer.objective.choose_anchors`).
+        few out, evenly (`trainer.training.objective.choose_anchors`).
         """
         anchors = np.minimum(self._valid_anchors(), per_document)
         return max(1, max(int(anchors[row].sum()) for row in self._epoch(0)))

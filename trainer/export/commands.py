@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint import load_drafter, read_drafter_config
+from trainer.checkpoint.files import load_drafter, read_drafter_config
 from trainer.errors import ConfigError, TrainerError
 from trainer.export.files import CONFIG, read_json, read_tensors, weight_files, write_folder
 from trainer.export.files import header as header_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from trainer.compiled import where_it_pays
 from trainer.model.mask import Bounds, mask_mod
 from trainer.model.tiles import TILE, ordered, tile_map
+from trainer.training.compiled import where_it_pays
 
 
 def flex_mask(rule: Bounds) -> BlockMask:

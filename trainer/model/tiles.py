@@ -5,7 +5,7 @@ seen, or ask the rule. Every query sees two intervals of keys, its context [low,
 tile is touched if some query's interval meets it, and whole if all queries' intervals cover it. That is
 arithmetic on the ends of intervals: all shapes are fixed, nothing is read back, and the cost is queries times
 context / 128 instead of queries times keys. Anchors that rise along the row, as
-`trainer.objective.choose_anchors` gives them, touch the fewest tiles.
+`trainer.training.objective.choose_anchors` gives them, touch the fewest tiles.
 
 Rows R, queries Q, row tokens S, query tiles G = ceil(Q / 128), key tiles K = ceil((S + Q) / 128).
 """

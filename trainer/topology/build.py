@@ -8,14 +8,14 @@ from torch import Tensor
 
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.runfiles import RunFiles
-from trainer.setup import Assembled
-from trainer.step import DrafterStep
+from trainer.run.runfiles import RunFiles
+from trainer.run.setup import Assembled
 from trainer.topology.colocated import Colocated
 from trainer.topology.ranks import Ranks
 from trainer.topology.split import SplitDrafter
 from trainer.topology.threads import Threads
 from trainer.topology.work import Work
+from trainer.training.step import DrafterStep
 
 Say = Callable[[str], None]
 

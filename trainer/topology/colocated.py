@@ -12,11 +12,11 @@ from torch import Tensor
 
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.loss import Sums
 from trainer.model.target import Target
-from trainer.step import DrafterStep
 from trainer.topology.ranks import Ranks
 from trainer.topology.work import Bad, accumulate, shares
+from trainer.training.loss import Sums
+from trainer.training.step import DrafterStep
 
 
 class Colocated:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.machine import process_start
-from trainer.runfiles import write_json
-from trainer.stopping import StopSignals
+from trainer.run.runfiles import write_json
+from trainer.run.stopping import StopSignals
 from trainer.topology.cause import Trace, merged, root_cause
 
 WATCH_S = 0.25

@@ -15,13 +15,13 @@ import torch
 
 from trainer.config import TrainConfig
 from trainer.data.packing import Rows
-from trainer.loss import Sums
 from trainer.model.target import States
-from trainer.optim import DrafterOptimizer
-from trainer.setup import Assembled, Say, assemble
-from trainer.step import Batch, DrafterStep
+from trainer.run.setup import Assembled, Say, assemble
 from trainer.topology.plan import Rates
 from trainer.topology.work import accumulate
+from trainer.training.loss import Sums
+from trainer.training.optim import DrafterOptimizer
+from trainer.training.step import Batch, DrafterStep
 
 WARM_UPS = 2
 LEAST = 2

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainer.runfiles import RunFiles
+from trainer.run.runfiles import RunFiles
 from trainer.topology.launcher import rank_folder, stop_asked
 
 PR_SET_PDEATHSIG = 1  # prctl(2)

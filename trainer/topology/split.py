@@ -22,10 +22,8 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.packing import Rows
 from trainer.errors import TrainerError
-from trainer.loss import Sums
 from trainer.model.target import States, Target
-from trainer.runfiles import RunFiles
-from trainer.step import Batch, DrafterStep
+from trainer.run.runfiles import RunFiles
 from trainer.topology import slots as memory
 from trainer.topology.colocated import Reduction
 from trainer.topology.launcher import DOOR, rank_folder
@@ -33,6 +31,8 @@ from trainer.topology.link import Door, Line, knock, maker
 from trainer.topology.ranks import Ranks
 from trainer.topology.together import LONG_S
 from trainer.topology.work import Bad, accumulate, shares
+from trainer.training.loss import Sums
+from trainer.training.step import Batch, DrafterStep
 
 Order = Callable[[int, int], Tensor]
 GIB = 2.0**30

@@ -26,14 +26,14 @@ from trainer.compile_policy import compile_forward, needs_compiler, refuse_unsou
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.errors import ConfigError
-from trainer.loss import Sums
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.runfiles import RunFiles
-from trainer.step import Batch, DrafterStep
+from trainer.run.runfiles import RunFiles
 from trainer.topology.crew import Crew
 from trainer.topology.handover import Handover
 from trainer.topology.work import Bad, accumulate, shares
+from trainer.training.loss import Sums
+from trainer.training.step import Batch, DrafterStep
 
 Say = Callable[[str], None]
 Order = Callable[[int, int], Tensor]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from trainer.config import TrainConfig
-from trainer.loss import Sums
-from trainer.objective import draw
-from trainer.step import Batch, DrafterStep
+from trainer.training.loss import Sums
+from trainer.training.objective import draw
+from trainer.training.step import Batch, DrafterStep
 
 Bad = tuple[Tensor, Tensor]
 """The rows of a batch (indices into the data), and which of them had non-finite states."""

@@ -16,7 +16,7 @@ from trainer.bench.measure import Settings, make_step, work_of
 from trainer.bench.shapes import SHAPES, Shape, batch_of
 from trainer.bench.targets import make_target, target_products
 from trainer.model.mask import bounds, dense_mask
-from trainer.objective import draw
+from trainer.training.objective import draw
 
 TOY = Settings("toy", context_tokens=128, row_tokens=32, anchors=24, device="cpu", repeats=1)
 

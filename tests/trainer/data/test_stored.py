@@ -24,7 +24,7 @@ from trainer.data.reader import Documents
 from trainer.data.store import Store, Writer
 from trainer.data.stored import StoredRows, cut
 from trainer.errors import DataError
-from trainer.objective import needed_width, valid_anchors
+from trainer.training.objective import needed_width, valid_anchors
 
 
 def store_of(folder: Path, documents: list[tuple[list[int], list[bool]]]) -> Store:

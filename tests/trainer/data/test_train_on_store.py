@@ -20,8 +20,8 @@ from trainer.data.reader import Settings
 from trainer.data.store import Store
 from trainer.errors import ConfigError
 from trainer.model.target import load_target
-from trainer.runfiles import RunFiles
-from trainer.train import run
+from trainer.run.runfiles import RunFiles
+from trainer.run.train import run
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"

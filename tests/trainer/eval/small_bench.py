@@ -8,7 +8,7 @@ import torch
 from tiny_models import VOCABULARY
 
 from trainer.config import Evaluate
-from trainer.measure import Bench, Options
+from trainer.evaluation.measure import Bench, Options
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 

@@ -15,16 +15,17 @@ import torch
 from small_bench import TAPS, bench
 from tiny_models import VOCABULARY, random_model
 
-from trainer import as_trained, step
-from trainer.decode import BatchDrafter, greedy, speculate
-from trainer.evaluate_checkpoint import Evaluation
-from trainer.evaluation_report import document, evaluation_report
+from trainer.evaluation import as_trained
+from trainer.evaluation.decode import BatchDrafter, greedy, speculate
+from trainer.evaluation.evaluate_checkpoint import Evaluation
+from trainer.evaluation.prompt_sets import given
+from trainer.evaluation.sampling import Matching
+from trainer.evaluation.tables import document, evaluation_report
 from trainer.model.drafter import Drafter
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.mask import Bounds, bounds
 from trainer.model.target import Target
-from trainer.prompt_sets import given
-from trainer.sampling import Matching
+from trainer.training import step
 
 
 def prompts(rows: int = 4, size: int = 6) -> torch.Tensor:

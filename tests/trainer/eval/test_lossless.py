@@ -10,8 +10,8 @@ import torch
 from tiny_models import VOCABULARY, random_model
 from torch import Tensor, nn
 
-from trainer.decode import Output, greedy, plain
-from trainer.lossless import NEAR_TIE_SPACINGS, divergences, spacing
+from trainer.evaluation.decode import Output, greedy, plain
+from trainer.evaluation.lossless import NEAR_TIE_SPACINGS, divergences, spacing
 from trainer.model.target import Target
 
 TAPS = (0, 2, 4)

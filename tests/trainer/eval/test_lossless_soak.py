@@ -15,10 +15,10 @@ from small_bench import TAPS, ragged
 from tiny_models import random_model
 
 from trainer.config import Evaluate
-from trainer.measure import Bench, Options
+from trainer.evaluation.measure import Bench, Options
+from trainer.evaluation.prompt_sets import given
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.prompt_sets import given
 
 
 @pytest.mark.soak

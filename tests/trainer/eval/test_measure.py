@@ -17,22 +17,22 @@ from tiny_models import VOCABULARY, random_model
 from torch import Tensor
 from typer.testing import CliRunner
 
-from trainer import checkpoint
+from trainer.checkpoint import files as checkpoint
 from trainer.cli import app
 from trainer.config import Optimizer
-from trainer.decode import Output, end_ids
-from trainer.evaluate_checkpoint import Evaluation, NotLossless
-from trainer.evaluation_report import document, evaluation_report
-from trainer.figures import Run, Slot
-from trainer.lossless import Divergence
-from trainer.measure import Bench, SetResult
+from trainer.evaluation.decode import Output, end_ids
+from trainer.evaluation.evaluate_checkpoint import Evaluation, NotLossless
+from trainer.evaluation.figures import Run, Slot
+from trainer.evaluation.lossless import Divergence
+from trainer.evaluation.measure import Bench, SetResult
+from trainer.evaluation.prompt_sets import given
+from trainer.evaluation.proposers import PromptLookup
+from trainer.evaluation.readers import BatchTarget
+from trainer.evaluation.sampling import Draft, Matching, Way
+from trainer.evaluation.tables import document, evaluation_report
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.optim import DrafterOptimizer
-from trainer.prompt_sets import given
-from trainer.proposers import PromptLookup
-from trainer.readers import BatchTarget
-from trainer.sampling import Draft, Matching, Way
+from trainer.training.optim import DrafterOptimizer
 
 BLOCK = 4
 
@@ -214,8 +214,8 @@ def test_a_cache_that_keeps_a_rejected_token_is_a_fault(
     target = Target(random_model("qwen3").to(dtype), TAPS)
     made = bench(target, make_drafter().to(dtype), sampled=False)
     monkeypatch.setattr(BatchTarget, "keep", taken_back_too_little)
-    monkeypatch.setattr("trainer.measure.BatchDrafter", lambda *given: Wild())
-    monkeypatch.setattr("trainer.measure.right_slots", lambda *given: [0] * len(given[3].emitted))
+    monkeypatch.setattr("trainer.evaluation.measure.BatchDrafter", lambda *given: Wild())
+    monkeypatch.setattr("trainer.evaluation.measure.right_slots", lambda *given: [0] * len(given[3].emitted))
     result = made.measure(given("spoilt", ragged()[:2]))
     found = evaluation([result], made, str(dtype).removeprefix("torch."))
     with pytest.raises(NotLossless) as caught:
@@ -262,7 +262,7 @@ def test_the_command_prints_json_alone(saved: list[str]) -> None:
 
 def test_a_fault_ends_the_command_with_its_code(saved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     fault = Divergence(3, 7, 9, gap=1.5, allowed=0.0)
-    monkeypatch.setattr("trainer.measure.divergences", lambda *given: [fault])
+    monkeypatch.setattr("trainer.evaluation.measure.divergences", lambda *given: [fault])
     result = CliRunner().invoke(app, [*saved, "--temperature", "0"])
     assert result.exit_code == 4 and "first at token 3 of prompt 0: 9 instead of 7" in result.output
     assert "lossless: NO" in result.output and "Traceback" not in result.output

@@ -13,17 +13,17 @@ import pytest
 from small_bench import TAPS, bench
 from typer.testing import CliRunner
 
-from trainer import checkpoint
+from trainer.checkpoint import files as checkpoint
 from trainer.cli import app
 from trainer.config import Optimizer
 from trainer.data.chat_template import Mode
 from trainer.data.encoding import Encoder
 from trainer.errors import ConfigError
-from trainer.evaluate_checkpoint import Questions
+from trainer.evaluation.evaluate_checkpoint import Questions
+from trainer.evaluation.prompt_sets import given, held_out
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target, load_target
-from trainer.optim import DrafterOptimizer
-from trainer.prompt_sets import given, held_out
+from trainer.training.optim import DrafterOptimizer
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}"

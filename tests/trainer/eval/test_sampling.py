@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer import decode
-from trainer.decode import plain, speculate
-from trainer.proposers import PromptLookup
-from trainer.sampling import Draft, Rejection, Way
+from trainer.evaluation import decode
+from trainer.evaluation.decode import plain, speculate
+from trainer.evaluation.proposers import PromptLookup
+from trainer.evaluation.sampling import Draft, Rejection, Way
 
 WORDS, TOKENS, ROWS = 4, 3, 20_000
 TEMPERATURE = 0.8

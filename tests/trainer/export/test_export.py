@@ -19,15 +19,15 @@ from tiny_cases import BLOCK, HIDDEN, MASK_ID, TAPS, WORDS, drafter
 from torch import nn
 from typer.testing import CliRunner
 
-from trainer import checkpoint
+from trainer.checkpoint import files as checkpoint
 from trainer.cli import app
 from trainer.config import Optimizer
-from trainer.decode import BatchDrafter
 from trainer.errors import ConfigError, TrainerError
+from trainer.evaluation.decode import BatchDrafter
 from trainer.export.commands import export, serving
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.optim import DrafterOptimizer
+from trainer.training.optim import DrafterOptimizer
 
 PER_LAYER = 11
 TEXT = [5, 9, 33, 17, 2, 60, 41, 8, 8, 25, 13]

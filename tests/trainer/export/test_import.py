@@ -19,7 +19,7 @@ from tiny_cases import HIDDEN, TAPS, WORDS, drafter
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from trainer import checkpoint
+from trainer.checkpoint import files as checkpoint
 from trainer.cli import app
 from trainer.errors import ConfigError
 from trainer.export.commands import export, import_drafter

@@ -18,12 +18,12 @@ from tiny_cases import BLOCK, HIDDEN, MASK_ID, TAPS, WORDS, drafter, qwen3, sett
 from tiny_cases import documents as some_documents
 from torch import Tensor
 
-from trainer import checkpoint
+from trainer.checkpoint import files as checkpoint
 from trainer.data.packing import pack
 from trainer.export.commands import export, import_drafter
 from trainer.model.target import States, Target
 from trainer.model.target_identity import TargetIdentity
-from trainer.step import Batch, DrafterStep
+from trainer.training.step import Batch, DrafterStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 

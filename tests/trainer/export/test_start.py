@@ -21,7 +21,7 @@ from trainer.cli import app
 from trainer.errors import ConfigError
 from trainer.export.commands import export, import_drafter
 from trainer.model.drafter import Drafter
-from trainer.setup import Assembled, assemble
+from trainer.run.setup import Assembled, assemble
 
 
 @pytest.fixture(autouse=True)

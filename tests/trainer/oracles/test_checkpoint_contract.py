@@ -21,12 +21,12 @@ from tiny_cases import BLOCK, HIDDEN, MASK_ID, TAPS, WORDS, drafter
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from trainer import checkpoint
+from trainer.checkpoint import files as checkpoint
 from trainer.config import Optimizer
 from trainer.errors import ConfigError
 from trainer.model.drafter import Drafter
 from trainer.model.drafter_config import from_json
-from trainer.optim import DrafterOptimizer
+from trainer.training.optim import DrafterOptimizer
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -12,7 +12,7 @@ import torch
 from slow_rules import dpace
 from torch import Tensor
 
-from trainer.loss import Kind, head_loss
+from trainer.training.loss import Kind, head_loss
 
 WORDS, HIDDEN, BLOCKS, SLOTS = 248_320, 8, 2, 3
 KINDS = {

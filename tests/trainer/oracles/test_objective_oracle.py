@@ -18,7 +18,14 @@ from torch import Tensor
 
 from trainer import config as configs
 from trainer.data.packing import Document, Rows, pack
-from trainer.objective import choose_anchors, dpace_weights, draw, make_blocks, needed_width, valid_anchors
+from trainer.training.objective import (
+    choose_anchors,
+    dpace_weights,
+    draw,
+    make_blocks,
+    needed_width,
+    valid_anchors,
+)
 
 
 def rows_of(layouts: list[Layout]) -> Rows:

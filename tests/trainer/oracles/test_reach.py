@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainer.data.packing import Rows, pack
 from trainer.model.drafter import Drafter
 from trainer.model.target import States, Target
-from trainer.objective import Blocks, make_blocks
-from trainer.step import Batch, DrafterStep
+from trainer.training.objective import Blocks, make_blocks
+from trainer.training.step import Batch, DrafterStep
 
 ROW = 40
 

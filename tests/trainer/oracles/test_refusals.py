@@ -28,12 +28,12 @@ from trainer import config as configs
 from trainer.config import Drafter as DrafterSection
 from trainer.config import Evaluate
 from trainer.errors import ConfigError, TrainerError
-from trainer.evaluate_checkpoint import evaluate_checkpoint
+from trainer.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.pair import drafter_config
 from trainer.model.target import Target, read_config
 from trainer.model.target_identity import identify
-from trainer.setup import assemble
+from trainer.run.setup import assemble
 
 
 @pytest.fixture(autouse=True)

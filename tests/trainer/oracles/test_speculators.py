@@ -23,8 +23,8 @@ from trainer.data.packing import Rows, pack
 from trainer.model.drafter import Drafter
 from trainer.model.mask import bounds, dense_mask
 from trainer.model.target import States, Target
-from trainer.objective import dpace_weights
-from trainer.step import Batch, DrafterStep
+from trainer.training.objective import dpace_weights
+from trainer.training.step import Batch, DrafterStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 

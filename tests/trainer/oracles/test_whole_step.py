@@ -26,11 +26,11 @@ from transformers import DynamicCache
 
 from trainer.config import TrainConfig
 from trainer.data.packing import Document, Rows, pack
-from trainer.decode import BatchDrafter
+from trainer.evaluation.decode import BatchDrafter
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.objective import draw, needed_width
-from trainer.step import Batch, DrafterStep
+from trainer.training.objective import draw, needed_width
+from trainer.training.step import Batch, DrafterStep
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from trainer import config as configs
-from trainer.checkpoint import listed
+from trainer.checkpoint.files import listed
 from trainer.machine import process_start
-from trainer.runfiles import RunFiles
-from trainer.train import run
+from trainer.run.runfiles import RunFiles
+from trainer.run.train import run
 
 PROJECT = Path(__file__).parents[3]
 FAULTS = Path(__file__).parent / "faults"

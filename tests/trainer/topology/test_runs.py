@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from trainer import config as configs
-from trainer.checkpoint import listed
+from trainer.checkpoint.files import listed
 from trainer.errors import ConfigError
-from trainer.runfiles import RunFiles
-from trainer.train import run
+from trainer.run.runfiles import RunFiles
+from trainer.run.train import run
 
 
 def section(target: Path, **changes: Any) -> dict[str, Any]:

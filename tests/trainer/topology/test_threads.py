@@ -19,12 +19,12 @@ from trainer.data.prompts import row_order
 from trainer.errors import ConfigError
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.optim import DrafterOptimizer
-from trainer.runfiles import RunFiles
-from trainer.step import DrafterStep
+from trainer.run.runfiles import RunFiles
 from trainer.topology.crew import WaitedTooLong
 from trainer.topology.threads import Threads, devices_of
 from trainer.topology.work import accumulate, shares
+from trainer.training.optim import DrafterOptimizer
+from trainer.training.step import DrafterStep
 
 ROW, ROWS, WIDTH, STEPS = 24, 4, 8, 3
 

@@ -26,7 +26,7 @@ def fail(kind: str) -> None:
 
 
 def sabotage(kind: str, step: int) -> None:
-    from trainer import runfiles
+    from trainer.run import runfiles
 
     runfiles.DEADLINE_S["training"] = 4.0
     stepped = runfiles.RunFiles.stepped

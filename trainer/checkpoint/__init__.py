@@ -1,0 +1,1 @@
+"""Checkpoints: their format, writing them beside training, going on from one."""

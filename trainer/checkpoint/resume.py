@@ -1,0 +1,170 @@
+"""Going on from a checkpoint: which one, whether it belongs to this recipe and data, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.identity import differences
+from trainer.errors import ConfigError
+
+# What may differ from the run that wrote a checkpoint: where and how it runs and what it reports, not what it
+# learns.
+FREE = (
+    "target.path",  # it is known by its digest, and may have moved
+    "train.attention",
+    "train.checkpoint",
+    "train.data.budget_s",
+    "train.data.store",
+    "train.device",
+    "train.evaluate",
+    "train.layout",
+    "train.logging",
+    "train.micro_rows",
+    "train.policy",
+    "train.precision",
+    "train.report_every_s",
+    "train.target.path",
+    "train.threads",
+    "train.topology",
+)
+
+
+@dataclass
+class Progress:
+    """Where training stands besides weights, moments and generators."""
+
+    step: int = 0
+    elapsed_s: float = 0.0  # of training, over all lives of the run
+    bad_rows: list[int] = field(default_factory=list)
+    # (step, prefix-match or None, by real decoding): what was measured on the way
+    measured: list[tuple[int, float | None, float]] = field(default_factory=list)
+
+    def to_json(self, batch_rows: int, rows: int, warmup: int) -> dict[str, Any]:
+        """As of now, for a thread to write; with the position in the data, which follows from the step: the
+        order of rows is a function of seed and step.
+        """
+        seen = self.step * batch_rows
+        return {
+            "schedule": {"step": self.step, "elapsed_s": self.elapsed_s, "warmup_steps": warmup},
+            "position": {"rows": seen, "epoch": seen // rows, "row_of_epoch": seen % rows},
+            "bad_rows": [*self.bad_rows],
+            "measured": [*self.measured],
+        }
+
+    @classmethod
+    def from_json(cls, facts: dict[str, Any]) -> Progress:
+        return cls(
+            facts["schedule"]["step"],
+            facts["schedule"]["elapsed_s"],
+            list(facts["bad_rows"]),
+            [(step, prefix, real) for step, prefix, real in facts["measured"]],
+        )
+
+
+def choose(place: Path, say: Callable[[str], None], beat: Callable[[], None] = lambda: None) -> Path:
+    """The checkpoint to go on from: `place` itself, or the newest sound one of a run's folder.
+
+    Raises:
+        ConfigError: there is none; or `place` is one and damaged (the newest sound one before it is named).
+    """
+    if checkpoint.FOLDER.fullmatch(place.resolve().name):
+        return _this_one(place.resolve(), beat)
+    root = place / "checkpoints" if (place / "checkpoints").is_dir() else place
+    all_of_them = checkpoint.listed(root)
+    sound, damages = _newest_sound(all_of_them, beat)
+    for damage in damages:
+        say(f"WARNING: a checkpoint is damaged and passed over: {damage.where}: {damage.what}")
+    if sound is None:
+        raise ConfigError(
+            f"all of its {len(damages)} checkpoints are damaged" if damages else "no checkpoint there",
+            where=str(root),
+            next="name a run's folder, or one of its checkpoints/step-* folders",
+        )
+    if damages:
+        say(f"WARNING: going back to {sound.name}, the newest sound one")
+    return sound
+
+
+def _this_one(folder: Path, beat: Callable[[], None]) -> Path:
+    try:
+        checkpoint.verify(folder, beat)
+    except checkpoint.Damaged as damage:
+        older = [each for each in checkpoint.listed(folder.parent) if each.name < folder.name]
+        sound, _ = _newest_sound(older, beat)
+        hint = f"resume from {sound}" if sound else "none before it is sound"
+        raise ConfigError(damage.what, where=damage.where, next=hint) from None
+    return folder
+
+
+def _newest_sound(
+    folders: list[Path], beat: Callable[[], None]
+) -> tuple[Path | None, list[checkpoint.Damaged]]:
+    """The first of `folders` that is as it was written, and what is wrong with those before it."""
+    damages: list[checkpoint.Damaged] = []
+    for folder in folders:
+        try:
+            checkpoint.verify(folder, beat)
+        except checkpoint.Damaged as damage:
+            damages.append(damage)
+        else:
+            return folder, damages
+    return None, damages
+
+
+def check_same(
+    folder: Path,
+    saved: dict[str, Any],
+    present: dict[str, Any],
+    allow_changes: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Hold what is present of recipe, target and data to the checkpoint's; other code is said and allowed.
+
+    Args:
+        saved: trainer.json of the checkpoint.
+        present: some of "train", "target", "data", "code".
+    Raises:
+        ConfigError: they differ, with every key that does; unless changes are allowed, then they are said.
+    """
+    for line in differences(saved["code"], present.get("code", saved["code"])):
+        say(f"WARNING: other code than the checkpoint's: {line}")
+    keys = sorted({*present} - {"code"})
+    found = differences({key: saved[key] for key in keys}, {key: present[key] for key in keys}, FREE)
+    if found and not allow_changes:
+        raise ConfigError(
+            "this checkpoint is of another recipe or data:\n" + "\n".join(f"  {line}" for line in found),
+            where=str(folder),
+            next="resume with the recipe and data that it was made of, or say --allow-changes",
+        )
+    for line in found:
+        say(f"WARNING: other than in the checkpoint: {line}")
+
+
+def make_room(root: Path, chosen: Path, say: Callable[[str], None]) -> None:
+    """Before a run goes on in its own folder: what is newer than `chosen` must be damaged, and is put aside.
+
+    Raises:
+        ConfigError: a newer one is sound; going on from an older one would mix two lines of training.
+    """
+    if chosen.parent.resolve() != root.resolve():
+        return
+    for newer in [each for each in checkpoint.listed(root) if each.name > chosen.name]:
+        try:
+            checkpoint.verify(newer)
+        except checkpoint.Damaged:
+            aside = root / f"damaged-{newer.name}"
+            if aside.exists():
+                say(f"{aside} is there already; {newer.name} will be overwritten")
+                continue
+            newer.rename(aside)
+            say(f"WARNING: {newer.name} is now called {aside.name}")
+            continue
+        raise ConfigError(
+            f"{newer.name} is newer than {chosen.name}, and sound",
+            where=str(root),
+            next="resume from the newest, or in another folder (DFLASH_RUN_DIR)",
+        )

@@ -1,0 +1,1 @@
+"""Acceptance length by real decoding: proposers, sampling, what may differ, and the tables."""

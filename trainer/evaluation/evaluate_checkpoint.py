@@ -1,0 +1,137 @@
+"""`python -m trainer eval`: a finished drafter, measured by real decoding on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint.files import load_drafter, read_drafter_config
+from trainer.config import Evaluate
+from trainer.data.chat_template import Mode
+from trainer.data.encoding import Encoder
+from trainer.errors import TrainerError
+from trainer.evaluation.decode import RereadTarget, reader
+from trainer.evaluation.figures import repeated_ngrams
+from trainer.evaluation.measure import Bench, Found, Options, SetResult
+from trainer.evaluation.prompt_sets import PromptSet, held_out, questions
+from trainer.machine import usable_cores
+from trainer.model.pair import check_pair, dimension
+from trainer.model.target import load_target, read_config
+from trainer.run.setup import choose_device, find_target, load_tokenizer
+
+
+class NotLossless(TrainerError):
+    """Greedy speculative text is not the target's own."""
+
+    exit_code = 4
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Files of evaluation sets, and how the target's template asks them."""
+
+    files: list[Path]
+    mode: Mode = field(default_factory=Mode)
+    template_file: Path | None = None
+
+    def read(self, target: Path, encoder: Encoder, limit: int) -> list[PromptSet]:
+        return questions(self.files, target, encoder, self.mode, self.template_file, limit)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    drafter: str
+    target: str
+    device: str
+    dtype: str
+    block_size: int
+    uncached: bool  # the target is read anew at every pass: right, but its rates mean nothing
+    section: Evaluate
+    options: Options
+    sets: list[SetResult]
+
+    @property
+    def all(self) -> SetResult:
+        total = self.sets[0]
+        for each in self.sets[1:]:
+            total = total + each
+        return SetResult("all", total.prompts, total.runs, total.found, total.right)
+
+    @property
+    def faults(self) -> list[Found]:
+        return [each for each in self.all.found if not each.divergence.near_tie]
+
+    @property
+    def repetition(self) -> float:
+        """Share of repeated 8-grams in the target's greedy text."""
+        return repeated_ngrams(self.all.runs["greedy"]["target"].outputs)
+
+    def check(self) -> None:
+        """Raises NotLossless when a text diverges from the target's own elsewhere than at a near-tie."""
+        if self.faults:
+            first = self.faults[0]
+            what = first.divergence
+            raise NotLossless(
+                f"{len(self.faults)} tokens are not the target's own and no near-ties, first at token "
+                f"{what.position} of prompt {first.prompt}: {what.said} instead of {what.expected}, "
+                f"{what.gap:.4g} below the best logit",
+                where=f"set {first.set}, {first.method}",
+                next="this is a fault of the decoder or of the target's cache; do not trust these figures",
+            )
+
+
+def evaluate_checkpoint(
+    folder: Path,
+    target_path: str,
+    section: Evaluate,
+    seed: int,
+    options: Options | None = None,
+    asked: Questions | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Evaluation:
+    """Measure the drafter in `folder`.
+
+    Args:
+        asked: evaluation sets; None: held-out text of the standard library.
+        say: hears what is being done.
+    Raises:
+        ConfigError: no drafter there, or one that was made for another target.
+    """
+    options = options or Options()
+    torch.set_num_threads(usable_cores())
+    place = find_target(target_path)
+    raw, shape = read_config(place), read_drafter_config(folder)
+    check_pair(shape, raw, str(folder), str(place))
+    load_tokenizer(place, dimension(raw, "vocab_size"))  # refuses one that does not fit
+    encoder = Encoder(place)
+    if asked is None:
+        sets = held_out(encoder, section.prompts, section.prompt_tokens, seed)
+    else:
+        sets = asked.read(place, encoder, section.prompts)
+    device = choose_device(options.device)
+    narrow = options.dtype == "bfloat16" or (options.dtype == "auto" and device.type == "cuda")
+    dtype = torch.bfloat16 if narrow else torch.float32
+    target = load_target(place, shape.taps, dtype, device)
+    drafter = load_drafter(folder).to(device, dtype).eval()
+    # A chat ends its turns with tokens that only the tokenizer's files may name.
+    ends = [token for token in map(encoder.tokenizer.token_to_id, encoder.ends) if token is not None]
+    bench = Bench(target, drafter, section, options, seed, ends)
+    bench.warm_up(sets[0])
+    results = []
+    for each in sets:
+        say(f"{each.name}: {len(each.conversations)} prompts, up to {section.new_tokens} tokens each")
+        results.append(bench.measure(each))
+    return Evaluation(
+        str(folder),
+        str(place),
+        device.type,
+        str(dtype).removeprefix("torch."),
+        shape.block_size,
+        isinstance(reader(target), RereadTarget),
+        section,
+        options,
+        results,
+    )

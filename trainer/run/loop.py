@@ -1,0 +1,348 @@
+"""The training loop: steps, what is measured and saved between them, and what is checked before the first.
+
+Which rows a step reads, their anchors and noise are functions of seed, step and place in the batch. So a
+run that goes on from a checkpoint does what it would have done, on however many processes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from torch import Tensor
+
+from trainer.checkpoint.resume import Progress
+from trainer.checkpoint.writer import Writer
+from trainer.config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.errors import Stopped, TrainerError
+from trainer.evaluation.evaluator import Evaluator
+from trainer.run.bad_rows import newly_bad
+from trainer.run.console import Console, Standing, duration
+from trainer.run.held_out import HeldOut, Matched, leak
+from trainer.run.progress import Clock, Every, Tally
+from trainer.run.rehearsal import prepare
+from trainer.run.runfiles import RunFiles
+from trainer.run.saver import Saver
+from trainer.run.setup import Assembled
+from trainer.run.trackers import Trackers
+from trainer.topology.build import make_work
+from trainer.topology.ranks import Ranks
+from trainer.topology.together import LONG_S
+from trainer.topology.work import Bad, Work
+from trainer.training.loss import Sums
+from trainer.training.optim import BadSteps, DrafterOptimizer, lr_factor
+from trainer.training.step import DrafterStep
+
+SAVE_RESERVE_S = 3.0
+AFTER_SHARE = 0.10  # of the whole run's time: the most that measuring the trained drafter may take
+QUICK_TOKENS = 48  # of a measurement during training
+ESTIMATE_AFTER = 10  # steps
+
+
+class Trainer:
+    """One run's training. `progress` is where it stands."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        files: RunFiles,
+        console: Console,
+        parts: Assembled,
+        data: Dataset,
+        optimizer: DrafterOptimizer,
+        evaluator: Evaluator | None,
+        facts: dict[str, Any],
+        trackers: Trackers,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """
+        Args:
+            facts: for trainer.json: recipe, target, data, code.
+            ranks: of a run of several processes; the first measures, saves and reports for all.
+        """
+        self.config, self.files, self.console, self.parts = config, files, console, parts
+        self.data, self.optimizer, self.evaluator, self.facts = data, optimizer, evaluator, facts
+        self.trackers, self.ranks = trackers, ranks
+        width = config.objective.anchors_per_row
+        self.width = width or data.needed_width(config.objective.anchors_per_document)
+        self.step = DrafterStep(parts.drafter, parts.target, config, self.width)
+        self.order = data.order(config.seed)
+        warmup = config.schedule.warmup_steps
+        if warmup is None:
+            warmup = 20 if config.budget.steps is None else math.ceil(0.04 * config.budget.steps)
+        self.warmup = warmup
+        self.progress = Progress()
+        self.clock = Clock(config.budget.steps, None, time.monotonic())
+        self.writer = Writer(files.folder / "checkpoints", config.checkpoint.keep, self.saves)
+        self.bad_steps, self.told_bad_steps = BadSteps(config.optimizer.max_bad_steps), 0
+        self.held_out: HeldOut | None = None
+        self.work: Work | None = None  # from `start` on
+        self.first_step = 0  # of this life of the run
+        self.saver = Saver(files, self.writer, parts.drafter, optimizer, self.say, self._record)
+
+    @property
+    def say(self) -> Any:
+        return self.console.say
+
+    @property
+    def look_tokens(self) -> int:
+        """Of each text that is measured during training."""
+        return min(QUICK_TOKENS, self.config.evaluate.new_tokens)
+
+    @property
+    def saves(self) -> bool:
+        """Every rank has the same weights and moments: one saves them."""
+        return self.ranks is None or self.ranks.first
+
+    @property
+    def best(self) -> float:
+        """The highest acceptance length by real decoding so far; 0 before the first."""
+        return max((real for _, _, real in self.progress.measured), default=0.0)
+
+    # Before the first step
+
+    def prepare(self) -> None:
+        """Self-check, memory, disk. Leaves weights and moments as they were.
+
+        Raises:
+            Refused: with the figure that fails. DataError: the data has too many bad rows.
+        """
+        prepare(
+            self.config, self.parts, self.data, self.order, self.step, self.optimizer, self.writer, self.say
+        )
+        if self.evaluator is not None:
+            texts = [output.tokens for output in self.evaluator.own_greedy]
+            count = self.config.evaluate.every_prompts
+            size = self.parts.drafter.config.block_size
+            self.held_out = HeldOut(
+                self.parts.target, self.evaluator.prompts[:count], texts[:count], self.look_tokens, size
+            )
+
+    # Training
+
+    def start(self, progress: Progress, seconds: float | None) -> None:
+        """Set the clock.
+
+        Args:
+            progress: where the run stands; of a checkpoint, or new.
+            seconds: that training may take from now on; None: as long as its steps take.
+        """
+        self.progress, self.first_step = progress, progress.step
+        self.files.step = progress.step or None
+        self.saver.start(progress)
+        total = None if seconds is None else progress.elapsed_s + seconds
+        self.clock = Clock(self.config.budget.steps, total, time.monotonic() - progress.elapsed_s)
+        self.work = make_work(
+            self.config,
+            self.files,
+            self.say,
+            self.parts,
+            self.data,
+            self.order,
+            self.step,
+            self.first_step,
+            self.ranks,
+        )
+
+    def close(self) -> None:
+        """End what training started."""
+        if self.work is not None:
+            self.work.close()
+        self.writer.close()
+
+    def train(self) -> None:
+        """Train until the budget is used up. Raises Stopped, TrainerError."""
+        config, progress = self.config, self.progress
+        self.parts.drafter.train()
+        left = (
+            f"{config.budget.steps - progress.step if config.budget.steps else 0} steps"
+            if self.clock.seconds is None
+            else f"{self.clock.seconds - self.clock.elapsed_s:.0f} s"
+        )
+        self.say(f"training for {left}: {config.batch_rows} rows a step, {self.width} anchors a row")
+        section = config.evaluate
+        looks = Every(section.every_steps, section.every_s)
+        matches = Every(section.prefix_every_steps, section.prefix_every_s)
+        saves = Every(config.checkpoint.every_steps, config.checkpoint.every_s)
+        reports = Every(None, config.report_every_s)
+        since, save_wanted = Tally(), False
+        while (share := self._share()) < 1.0:
+            factor = lr_factor(config.schedule, progress.step, share, self.warmup)
+            sums, norm, bad = self.one_step(progress.step, factor)
+            progress.step += 1
+            progress.elapsed_s = self.clock.elapsed_s
+            since.add(sums, config.token_budget, bad, norm)
+            share = self.clock.progress(progress.step)
+            self.files.total_steps = self._expected_steps()
+            self.files.queues = self.work.depths() if self.work else {}
+            try:
+                self.files.stepped(progress.step)
+            except Stopped:  # this step is in the checkpoint that will be saved, so also in the figures
+                self._report(since, norm, factor)
+                raise
+            if progress.step - self.first_step == ESTIMATE_AFTER:
+                self._estimate()
+            if reports.due(progress.step) or share >= 1.0:
+                self._report(since, norm, factor)
+                reports.done()
+                since = Tally()
+            if looks.due(progress.step) and share < 0.95:
+                self.look()
+                looks.done()
+                matches.done()
+            elif matches.due(progress.step) and share < 0.95:
+                self._match()
+                matches.done()
+            save_wanted = save_wanted or saves.due(progress.step)
+            if save_wanted and not self.writer.busy:
+                if self.saves:
+                    self.saver.begin(progress, self._facts())
+                saves.done()
+                save_wanted = False
+            self.saver.hear()
+        if looks.ever:
+            self.look()
+        self.console.close()
+
+    def one_step(self, number: int, factor: float) -> tuple[Sums, Tensor, Bad | None]:
+        """One optimizer step: the loss sums, the gradient's norm, and which rows are bad.
+
+        Args:
+            number: the step, from 0.
+            factor: of the peak learning rate.
+        """
+        assert self.work is not None
+        sums, bad = self.work.gradients(number)
+        norm = self.optimizer.step(factor, sums.weight)
+        self.work.updated()
+        self.bad_steps.saw(number, norm)
+        return sums, norm, bad
+
+    def _share(self) -> float:
+        """How much of training is over: by the first rank's clock, where there are several."""
+        share = self.clock.progress(self.progress.step)
+        if self.ranks is None:
+            return share
+        # Before it the first rank may have measured for long.
+        return self.ranks.from_first([share], f"step {self.progress.step} to begin", LONG_S)[0]
+
+    def _expected_steps(self) -> int | None:
+        if self.clock.seconds is None:
+            return self.clock.steps
+        step = self.progress.step
+        return round(step / max(self.clock.progress(step), 1e-9))
+
+    def _estimate(self) -> None:
+        step_s = self.files.median_step_s
+        left = self.clock.left_s(self.progress.step, step_s)
+        if step_s is None or left is None:
+            return
+        steps = round(left / step_s)
+        self.say(f"{step_s:.3f} s a step: {steps:,} more steps take about {duration(left)}")
+
+    def _report(self, since: Tally, norm: Tensor, factor: float) -> None:
+        metrics = since.metrics()
+        metrics["lr"] = self.config.optimizer.lr * factor
+        metrics["grad_norm"] = round(float(norm), 4) if bool(norm.isfinite()) else None
+        allowed, total = self.config.data.max_bad_rows, len(self.data.rows)
+        new = newly_bad(since.bad_rows, self.progress.bad_rows, allowed, total)
+        if new:
+            self.progress.bad_rows += new
+            self.say(f"rows {new} have non-finite hidden states and were skipped")
+        step = self.progress.step
+        if self._told_bad_steps(metrics) == since.steps:
+            return  # nothing was trained, so there are no figures
+        if not math.isfinite(metrics["loss"]):
+            raise TrainerError(
+                f"loss {metrics['loss']} at step {step}",
+                where="training",
+                next="lower optimizer.lr, or start from the last checkpoint",
+            )
+        self._record(metrics)
+        measured = self.progress.measured
+        self.console.show(
+            Standing(
+                step=step,
+                share=self.clock.progress(step),
+                loss=metrics["loss"],
+                acceptance_length=measured[-1][2] if measured else None,
+                tokens_per_s=metrics["tokens_per_s"],
+                eta_s=self.clock.left_s(step, self.files.median_step_s),
+                slots=" ".join(f"{value:.2f}" for value in metrics["slot_accuracy"]),
+                lr=metrics["lr"],
+            )
+        )
+
+    def _told_bad_steps(self, metrics: dict[str, Any]) -> int:
+        """How many steps were skipped since the last report; said. Raises TrainerError: too many in a row."""
+        self.bad_steps.finish()
+        new = self.bad_steps.total - self.told_bad_steps
+        self.told_bad_steps = self.bad_steps.total
+        if self.bad_steps.total:
+            metrics["skipped_steps"] = self.bad_steps.total
+        if new:
+            self.say(f"WARNING: {new} steps with a non-finite gradient were skipped")
+        return new
+
+    def _record(self, metrics: dict[str, Any]) -> None:
+        self.files.record(metrics)
+        self.trackers.log(metrics, self.progress.step)
+
+    # Measuring on the way
+
+    def _match(self) -> Matched | None:
+        """Prefix-match on the held-out blocks, recorded."""
+        if self.held_out is None or self.work is None:
+            return None
+        with self.work.quiet():
+            self.parts.drafter.eval()
+            matched = self.held_out.match(self.step)
+            self.parts.drafter.train()
+        self._record({"prefix_acceptance_length": round(matched.prefix, 4)})
+        return matched
+
+    def look(self) -> None:
+        """Real decoding of a few prompts in the middle of training, beside prefix-match on the same prompts.
+
+        Which checkpoint is the best follows it: an improvement is saved.
+        """
+        step, measured = self.progress.step, self.progress.measured
+        if self.evaluator is None or (measured and measured[-1][0] == step):
+            return
+        assert self.work is not None
+        matched = self._match()
+        count = self.config.evaluate.every_prompts
+        with self.work.quiet():
+            self.parts.drafter.eval()
+            length = self.evaluator.measure_greedy(self.parts.drafter, count, self.look_tokens)
+            self.parts.drafter.train()
+        measured.append((step, None if matched is None else matched.prefix, length))
+        self._record({"acceptance_length": round(length, 4)})
+        beside = "" if matched is None else f", prefix-match {matched.prefix:.2f}"
+        self.say(
+            f"step {step} acceptance length {length:.2f} "
+            f"(first {self.look_tokens} tokens, few prompts){beside}"
+        )
+        warning = None if matched is None else leak(matched.promised, length)
+        if warning:
+            self.say(f"WARNING: {warning}")
+            self.files.note(warning)
+        if self.saves:
+            self.saver.keep_best(self.progress, self._facts())
+
+    # Saving
+
+    def _facts(self) -> dict[str, Any]:
+        """trainer.json of now."""
+        return {
+            **self.facts,
+            **self.progress.to_json(self.config.batch_rows, len(self.data.rows), self.warmup),
+        }
+
+    def save(self) -> None:
+        """Write a checkpoint of the present step, and wait until it is on disk. Raises as `Saver.save`."""
+        self.files.enter("saving")
+        if self.saves:
+            self.saver.save(self.progress, self._facts())

@@ -1,0 +1,91 @@
+"""Before the first step, with the run's own first batch: self-check, disk, memory. Refuses early, with the
+number that fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.optimizer_state import forget, moments
+from trainer.checkpoint.writer import HostCopies, Writer
+from trainer.config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.errors import DataError
+from trainer.model.target import Target
+from trainer.run import preflight
+from trainer.run.bad_rows import newly_bad
+from trainer.run.selfcheck import check
+from trainer.run.setup import Assembled
+from trainer.training.objective import draw
+from trainer.training.optim import DrafterOptimizer
+from trainer.training.step import Batch, DrafterStep
+
+Order = Callable[[int, int], Tensor]
+TRIES = 8  # batches among which the self-check looks for one with something to train on
+
+
+def prepare(
+    config: TrainConfig,
+    parts: Assembled,
+    data: Dataset,
+    order: Order,
+    step: DrafterStep,
+    optimizer: DrafterOptimizer,
+    writer: Writer,
+    say: Callable[[str], None],
+) -> None:
+    """Check everything. Leaves weights, moments and generators as they were.
+
+    Raises:
+        Refused: with the figure that fails. DataError: the data has too many bad rows.
+    """
+    preflight.check_host_memory(optimizer, parts.target.device.type == "cpu")
+    say(preflight.check_disk(writer.root, config.checkpoint.keep, preflight.checkpoint_bytes(optimizer)))
+    batch, uniform = first_batch(config, data, order, parts.target)
+    size = config.micro_rows or config.batch_rows
+    batch, uniform = batch.part(slice(0, size)), uniform[:size]
+    say(str(check(step, parts.target, batch, uniform)))
+    with preflight.worst_case(
+        f"{size} rows of {config.data.row_tokens} tokens with {step.pass_width} anchors each"
+    ):
+        rehearse(step, optimizer, writer.copies, batch, uniform)
+    say(preflight.peak(parts.target.device))
+
+
+def first_batch(config: TrainConfig, data: Dataset, order: Order, target: Target) -> tuple[Batch, Tensor]:
+    """The first batch that has something to train on, with its numbers for drawing anchors."""
+    bad_rows: list[int] = []
+    size = config.micro_rows or config.batch_rows
+    for number in range(TRIES):
+        index = order(number, config.batch_rows)
+        batch, bad = data.batch(index, target)
+        if bool(batch.rows[slice(0, size)].supervised.any()):
+            uniform = draw((config.batch_rows, config.data.row_tokens), config.seed, number, 0)
+            return batch, uniform.to(target.device)
+        if bad is not None:
+            found = index[bad.cpu()].tolist()
+            bad_rows += newly_bad(found, bad_rows, config.data.max_bad_rows, len(data.rows))
+    raise DataError("nothing to train on in the first batches", where="train.data", next="check the data")
+
+
+def rehearse(
+    step: DrafterStep, optimizer: DrafterOptimizer, copies: HostCopies, batch: Batch, uniform: Tensor
+) -> None:
+    """A whole step with every token trained on, and the copy for a checkpoint; then all is as it was."""
+    drafter = step.drafter.train()
+    rows = dataclasses.replace(batch.rows, supervised=torch.ones_like(batch.rows.supervised))
+    before = checkpoint.take(0, drafter, optimizer, {}, keep=copies)
+    copies.wait()
+    replays = step.config.objective.replays  # as training will: a graph is captured for that number
+    sums = step.gradients(Batch(rows, batch.states), [uniform] * replays)
+    optimizer.step(0.0, sums.weight)
+    for name, tensor in moments(optimizer).items():
+        copies(name, tensor)
+    copies.wait()
+    forget(optimizer, before.weights)
+    checkpoint.restore_generators(before.state)

@@ -1,0 +1,102 @@
+"""When a run's checkpoints are begun, and what is said of how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.resume import Progress
+from trainer.checkpoint.writer import Writer
+from trainer.errors import TrainerError
+from trainer.model.drafter import Drafter
+from trainer.run.runfiles import RunFiles
+from trainer.training.optim import DrafterOptimizer
+
+
+class Saver:
+    """Saves the drafter as it is: in the background, or waiting for it."""
+
+    def __init__(
+        self,
+        files: RunFiles,
+        writer: Writer,
+        drafter: Drafter,
+        optimizer: DrafterOptimizer,
+        say: Callable[[str], None],
+        record: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """record: of figures."""
+        self.files, self.writer, self.drafter, self.optimizer = files, writer, drafter, optimizer
+        self.say, self.record = say, record
+        self.step: int | None = None  # the latest that is on disk, or on its way
+        self.failed = 0
+        self.best_after = 0
+
+    def start(self, progress: Progress) -> None:
+        """Begin where the run stands; one that goes on in a new folder has no best one there yet."""
+        here = (self.writer.root / checkpoint.folder_name(progress.step)).is_dir()
+        self.step = progress.step if here else None
+        self.best_after = 0 if here else progress.step
+
+    def at_its_best(self, progress: Progress) -> bool:
+        """Was the drafter measured just now, and better than ever in this folder?"""
+        measured = [each for each in progress.measured if each[0] > self.best_after]
+        if not measured or measured[-1][0] != progress.step:
+            return False
+        return all(measured[-1][2] > real for _, _, real in measured[:-1])
+
+    def begin(self, progress: Progress, facts: dict[str, Any]) -> None:
+        """Write a checkpoint in the background, unless this step's is there. No other may be under way."""
+        if self.step != progress.step:
+            best = self.at_its_best(progress)
+            self.writer.start(progress.step, self.drafter, self.optimizer, facts, best)
+            self.step = progress.step
+
+    def keep_best(self, progress: Progress, facts: dict[str, Any]) -> None:
+        """If the drafter is at its best, have its checkpoint, and the link to it. Raises Stopped."""
+        if not self.at_its_best(progress):
+            return
+        self.writer.finish(self.files.beat)
+        self.hear()
+        if self.step == progress.step:
+            checkpoint.mark_best(self.writer.root, self.writer.root / checkpoint.folder_name(progress.step))
+        self.begin(progress, facts)
+
+    def hear(self) -> OSError | None:
+        """Say how background writes ended. The disk's faults are survived; the latest is returned."""
+        problem = None
+        for step, outcome in self.writer.outcomes():
+            if isinstance(outcome, Path):
+                self.say(f"saved {outcome}")
+                continue
+            problem = outcome
+            self.failed += 1
+            if self.step == step:
+                self.step = None
+            text = f"the checkpoint of step {step} could not be written: {outcome.strerror or outcome}"
+            self.say(f"WARNING: {text}; earlier ones stand, and the next is tried in its turn")
+            self.files.note(text)
+            self.record({"failed_checkpoints": self.failed})
+        return problem
+
+    def save(self, progress: Progress, facts: dict[str, Any]) -> None:
+        """Write a checkpoint, and wait until it is on disk.
+
+        Raises:
+            TrainerError: it could not be written. Stopped: a signal came meanwhile; it is written.
+        """
+        self.writer.finish(self.files.beat)
+        self.hear()
+        self.begin(progress, facts)
+        try:
+            self.writer.finish(self.files.beat)
+        finally:
+            problem = self.hear()
+        if problem is not None:
+            raise TrainerError(
+                f"the checkpoint of step {progress.step} could not be written: {problem.strerror or problem}",
+                where=str(self.writer.root),
+                next="make room there, then resume from the checkpoint before it",
+            )

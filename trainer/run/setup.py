@@ -1,0 +1,119 @@
+"""From a configuration to a loaded target, a new drafter and what else a run needs, each checked early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from trainer.config import Target as TargetSection
+from trainer.config import TrainConfig
+from trainer.errors import ConfigError
+from trainer.export.start import begin_with
+from trainer.machine import usable_cores
+from trainer.model.drafter import Drafter
+from trainer.model.init import copy_target_layers
+from trainer.model.pair import check_tokenizer, dimension, drafter_config, mask_token_id
+from trainer.model.target import Target, load_target, read_config
+from trainer.model.target_identity import identify
+
+Say = Callable[[str], None]
+RELEASE = Path(__file__).resolve().parents[2]
+
+
+def find_target(path: str) -> Path:
+    """The target's folder: absolute, else relative to the working folder, else to the deployed release."""
+    places = [Path(path)] if Path(path).is_absolute() else [Path.cwd() / path, RELEASE / path]
+    for place in places:
+        if (place / "config.json").is_file():
+            return place
+    raise ConfigError(
+        f"no target (config.json) at {' or '.join(str(place) for place in places)}",
+        where="train.target.path",
+        next="check the path, or deploy the folder with the recipe's deploy.include",
+    )
+
+
+def choose_device(wish: str) -> torch.device:
+    if wish == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("torch sees no CUDA device", where="train.device", next="use device: auto or cpu")
+    return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def target_dtype(section: TargetSection, device: torch.device) -> torch.dtype:
+    if section.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[section.dtype]
+
+
+def load_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError("the target has no tokenizer.json", where=str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError(f"cannot read the tokenizer: {error}", where=str(path)) from None
+    check_tokenizer(tokenizer.get_vocab(), vocabulary, str(path))
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class Assembled:
+    target: Target
+    target_path: Path
+    drafter: Drafter
+    tokenizer: Tokenizer
+    facts: dict[str, Any]  # for the checkpoint: who the target is
+
+
+def assemble(config: TrainConfig, say: Say) -> Assembled:
+    """Load and check everything but the data. The cheap checks come before the weights."""
+    torch.set_num_threads(config.threads or usable_cores())
+    torch.manual_seed(config.seed)
+    device = choose_device(config.device)
+    path = find_target(config.target.path)
+    raw = read_config(path)
+    vocabulary = dimension(raw, "vocab_size")
+    tokenizer = load_tokenizer(path, vocabulary)
+    mask_id = mask_token_id(config.drafter, tokenizer.get_vocab(), vocabulary)
+    identity, begun = identify(path, raw), None
+    if config.drafter.init == "drafter":
+        begun = begin_with(config.drafter, mask_id, identity, raw, str(path))
+    shape = begun.config if begun else drafter_config(config.drafter, raw, mask_id, identity)
+    target = load_target(path, shape.taps, target_dtype(config.target, device), device)
+    if config.data.continuations and set(target.layer_types) != {"full_attention"}:
+        kinds = ", ".join(sorted(set(target.layer_types)))
+        raise ConfigError(
+            f"writing continuations needs a target of full attention; this one has layers of {kinds}",
+            where="train.data.continuations",
+            next="use continuations: false",
+        )
+    drafter = (begun or Drafter(shape)).to(device)
+    if config.drafter.init == "target":
+        copy_target_layers(drafter, target, config.drafter.init_layers)
+    kind = (raw.get("architectures") or ["model"])[0]
+    millions = sum(parameter.numel() for parameter in drafter.parameters()) / 1e6
+    total = sum(parameter.numel() for parameter in target.model.parameters()) / 1e6
+    say(
+        f"target {kind}, {shape.num_target_layers} layers of {shape.hidden_size}, {total:.2f} M parameters, "
+        f"on {device.type} with {torch.get_num_threads()} threads"
+    )
+    say(
+        f"drafter {shape.num_hidden_layers} layers, {millions:.2f} M parameters, block {shape.block_size}, "
+        f"taps {list(shape.taps)}, start: {config.drafter.init}"
+    )
+    facts = {
+        "target": {
+            "path": str(path),
+            "architecture": kind,
+            "layers": shape.num_target_layers,
+            "hidden_size": shape.hidden_size,
+            "vocab_size": shape.vocab_size,
+        }
+    }
+    return Assembled(target, path, drafter, tokenizer, facts)

@@ -1,0 +1,294 @@
+"""A training run from beginning to end: load, make rows, measure, check, train, measure again, save.
+
+All phases keep to the run's time budget, so a slow machine trains less instead of running late.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint import identity, resume
+from trainer.config import Logging, TrainConfig
+from trainer.data import dataset as datasets
+from trainer.data.dataset import Dataset
+from trainer.data.packing import Rows
+from trainer.data.prompts import draw_prompts
+from trainer.errors import ConfigError, Stopped
+from trainer.evaluation.evaluator import Evaluator, Measurement
+from trainer.run.console import Console, Plain
+from trainer.run.loop import AFTER_SHARE, SAVE_RESERVE_S, Trainer
+from trainer.run.report import Report, make_report
+from trainer.run.runfiles import RunFiles, write_json
+from trainer.run.scatter import scatter
+from trainer.run.setup import Assembled, Say, assemble, choose_device
+from trainer.run.trackers import Trackers
+from trainer.topology.planning import against_plan
+from trainer.topology.ranks import Ranks
+from trainer.topology.split import serve
+from trainer.topology.start import gpu_of, with_its_cores
+from trainer.topology.together import first_then_others, same_data
+from trainer.training.optim import DrafterOptimizer
+
+BEFORE_SHARE = 0.05  # of the whole run's time: the most that measuring the untrained drafter may take
+
+
+def run(
+    config: TrainConfig,
+    files: RunFiles,
+    say: Say,
+    console: Console | None = None,
+    resume_from: Path | None = None,
+    allow_changes: bool = False,
+    ranks: Ranks | None = None,
+) -> Report | None:
+    """Train as configured. Returns the report, None when the recipe evaluates nothing.
+
+    Args:
+        console: where progress is shown; lines through `say` when not given.
+        resume_from: a run's folder or one of its checkpoints to go on from.
+        allow_changes: go on although recipe or data differ from the checkpoint's.
+        ranks: this process's place, if the run has several; the first one measures, saves and reports.
+    Raises:
+        TrainerError: with what to do; Stopped after saving, when a signal came.
+    """
+    files.enter("loading")
+    console = console or Plain(say)
+    first = ranks is None or ranks.first
+    if ranks is not None:
+        on_gpu = choose_device(config.device).type == "cuda"
+        ranks.join(gpu_of(ranks.rank, config) if on_gpu else None, config.layout.wait_s)
+        config = with_its_cores(config, ranks.size)
+    chosen, saved = first_then_others(
+        ranks, lambda: _choose(config, files, say, resume_from, allow_changes), "a checkpoint to be chosen"
+    )
+    parts = assemble(config, say)
+    if config.topology != "threads" and config.policy != type(config.policy)():
+        say(f"policy is for topology threads; topology {config.topology} runs eagerly")
+        files.note("train.policy is not used")
+    optimizer = DrafterOptimizer(parts.drafter, config.optimizer)
+    if first:
+        _say_groups(optimizer, files, say)
+    files.enter("data")
+    again = _data_again(config, saved)
+    data = same_data(
+        ranks,
+        lambda: datasets.build(again, parts.target, parts.tokenizer, say, files.beat),
+        files.folder,
+    )
+    _say_data(data, say)
+    facts = _facts(config, parts, data, optimizer)
+    if chosen is not None:
+        known = {key: facts[key] for key in ("target", "data")}
+        resume.check_same(chosen, saved, known, allow_changes, say)
+    if ranks is not None and config.topology == "split":
+        drafters = ranks.first_ones(config.layout.drafters)
+        if drafters is None:
+            _serve(config, files, parts, data, ranks, saved)
+            return None
+        ranks = drafters
+    evaluator, before = _measure_before(config, parts, files, say) if first else (None, None)
+    trackers = Trackers(config.logging if first else Logging(trackers=[]), files.folder, facts["train"], say)
+    trainer = Trainer(config, files, console, parts, data, optimizer, evaluator, facts, trackers, ranks)
+    try:
+        _train(trainer, chosen, saved)
+    finally:
+        console.close()
+        trainer.close()
+        trackers.close()
+    if ranks is not None:
+        ranks.leave()
+    _show_measured(trainer, say)
+    if evaluator is None:
+        files.enter("done")
+        return None
+    files.enter("evaluating")
+    parts.drafter.eval()
+    total = config.budget.total_s
+    limit = None if total is None else max(AFTER_SHARE / 2 * total, total - files.elapsed_s - SAVE_RESERVE_S)
+    after = evaluator.measure(parts.drafter, limit_s=limit)
+    report = make_report(config.evaluate, before, after, evaluator.lookup(), evaluator.repetition)
+    best = max(after.greedy.acceptance_length, trainer.best)
+    files.record({"acceptance_length": round(after.greedy.acceptance_length, 4)})
+    files.summarise(
+        report.headline, report.columns, report.rows, report.notes, report.lossless, round(best, 4)
+    )
+    files.enter("done")
+    return report
+
+
+def _serve(
+    config: TrainConfig,
+    files: RunFiles,
+    parts: Assembled,
+    data: Dataset,
+    ranks: Ranks,
+    saved: dict[str, Any],
+) -> None:
+    """Be a target of the topology split, until its drafters end."""
+    begin = resume.Progress.from_json(saved).step if saved else 0
+    files.enter("training")
+    mine = ranks.rank - config.layout.drafters
+    serve(config, files, parts.target, data, data.order(config.seed), mine, begin)
+    ranks.leave()
+    files.enter("done")
+
+
+def _choose(
+    config: TrainConfig, files: RunFiles, say: Say, resume_from: Path | None, allow_changes: bool
+) -> tuple[Path | None, dict[str, Any]]:
+    """The checkpoint to go on from, if any, and its trainer.json. The recipe is held to it at once."""
+    root = files.folder / "checkpoints"
+    if resume_from is None:
+        if checkpoint.listed(root):
+            raise ConfigError(
+                "this folder has checkpoints of an earlier run",
+                where=str(root),
+                next=f"go on with --resume {files.folder}, or name another folder in DFLASH_RUN_DIR",
+            )
+        return None, {}
+    chosen = resume.choose(resume_from, say, files.beat)
+    saved = checkpoint.read_facts(chosen)
+    known = {"train": dataclasses.asdict(config), "code": identity.code()}
+    resume.check_same(chosen, saved, known, allow_changes, say)
+    resume.make_room(root, chosen, say)
+    files.forget_failure()
+    say(f"going on from {chosen}")
+    files.note(f"resumed from {chosen}")
+    return chosen, saved
+
+
+def _data_again(config: TrainConfig, saved: dict[str, Any]) -> TrainConfig:
+    """How to make the rows of a checkpoint: as many as there were, however long they take now."""
+    rows = saved.get("data", {}).get("rows")
+    if rows is None or not config.data.continuations:
+        return config
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, rows=rows, budget_s=None))
+
+
+def _facts(
+    config: TrainConfig, parts: Assembled, data: Dataset, optimizer: DrafterOptimizer
+) -> dict[str, Any]:
+    """Who this run is, for its checkpoints."""
+    return {
+        "train": dataclasses.asdict(config),
+        "target": {**parts.facts["target"], "sha256": identity.target_digest(parts.target_path)},
+        "data": _data_facts(data),
+        "code": identity.code(),
+        "parameters": optimizer.describe(),
+    }
+
+
+def _data_facts(data: Dataset) -> dict[str, Any]:
+    """The data's own account; rows that were made for this run are known by their content."""
+    if isinstance(data.rows, Rows):
+        return {**data.identity, "rows_sha256": identity.rows_digest(data.rows)}
+    return data.identity
+
+
+def _say_groups(optimizer: DrafterOptimizer, files: RunFiles, say: Say) -> None:
+    described = optimizer.describe()
+    for group in optimizer.section.groups:
+        mine = [each for each in described if each["group"] == group.name]
+        names = sorted({str(each["parameter"]).split(".")[-2] for each in mine})
+        rate = f"learning rate {optimizer.section.lr * group.lr_scale:g}, weight decay {group.weight_decay:g}"
+        say(f"{group.name}: {group.algorithm}, {rate}, {len(mine)} parameters ({', '.join(names)})")
+    write_json(files.folder / "parameters.json", {"parameters": described})
+
+
+def _say_data(data: Dataset, say: Say) -> None:
+    say(data.describe())
+    if data.bad_rows:
+        say(f"data: rows {data.bad_rows} have non-finite hidden states and are skipped")
+
+
+def _measure_before(
+    config: TrainConfig, parts: Assembled, files: RunFiles, say: Say
+) -> tuple[Evaluator | None, Measurement | None]:
+    """The evaluator, and what the drafter is worth before training; also for a run that goes on from a
+    checkpoint, so that its report says the same.
+    """
+    section = config.evaluate
+    if not section.prompts:
+        return None, None
+    files.enter("evaluating")
+    prompts = draw_prompts(parts.tokenizer, section.prompts, section.prompt_tokens, True, config.seed)
+    parts.drafter.eval()
+    evaluator = Evaluator(
+        parts.target,
+        prompts.to(parts.target.device),
+        section,
+        config.drafter.block_size,
+        files.beat,
+    )
+    total = config.budget.total_s
+    limit = None if total is None else BEFORE_SHARE * total
+    before = evaluator.measure(parts.drafter, section.prompts_before, limit)
+    say(
+        f"before training: acceptance length {before.greedy.acceptance_length:.2f} greedy, "
+        f"{before.sampled.acceptance_length:.2f} sampled"
+    )
+    return evaluator, before
+
+
+def _train(trainer: Trainer, chosen: Path | None, saved: dict[str, Any]) -> None:
+    """Check, train, save. Raises Stopped after saving, when a signal came, TrainerError."""
+    files = trainer.files
+    files.enter("compiling")
+    trainer.prepare()
+    progress = resume.Progress()
+    if chosen is not None:
+        progress = resume.Progress.from_json(saved)
+        checkpoint.restore(chosen, trainer.optimizer)
+    files.enter("training")
+    started = time.monotonic()
+    trainer.start(progress, _seconds(trainer, progress, files.elapsed_s))
+    try:
+        trainer.train()
+        trainer.save()
+    except Stopped:
+        failed = files.failed_peer()
+        if failed is not None:
+            trainer.say(f"nothing is saved: another process of this run has failed ({failed})")
+            raise
+        trainer.save()
+        raise
+    trained = trainer.progress.step - trainer.first_step
+    took = time.monotonic() - started
+    trainer.say(f"{trained:,} steps in {took:.1f} s")
+    planned = against_plan(files.folder, trained * trainer.config.token_budget / max(took, 1e-9))
+    if planned is not None:
+        trainer.say(planned)
+        files.note(planned)
+    if trainer.saves and checkpoint.best_name(trainer.writer.root) is None:  # nothing was measured on the way
+        checkpoint.mark_best(
+            trainer.writer.root, trainer.writer.root / checkpoint.folder_name(trainer.progress.step)
+        )
+
+
+def _seconds(trainer: Trainer, progress: resume.Progress, elapsed_s: float) -> float | None:
+    """Time for training from now on: what its own budget leaves, or less when the whole run's does."""
+    budget = trainer.config.budget
+    left = None if budget.train_s is None else budget.train_s - progress.elapsed_s
+    if budget.total_s is None:
+        return left
+    reserve = 0.0
+    if trainer.evaluator:
+        # More prompts than before training, but fewer passes: each accepts more tokens.
+        reserve = min(1.5 * trainer.evaluator.last_s, AFTER_SHARE * budget.total_s)
+    rest = budget.total_s - elapsed_s - reserve - SAVE_RESERVE_S
+    return max(1.0, rest if left is None else min(rest, left))
+
+
+def _show_measured(trainer: Trainer, say: Say) -> None:
+    """What was measured on the way, prefix-match against real decoding, to look at: acceptance.txt."""
+    points = [(prefix, real) for _, prefix, real in trainer.progress.measured if prefix is not None]
+    if len(points) < 2:
+        return
+    text = scatter(points, "prefix-match", "real decoding")
+    for line in text.splitlines():
+        say(line)
+    trainer.files.write_text("acceptance.txt", text + "\n")

@@ -1,0 +1,1 @@
+"""What a step computes: anchors and labels, loss, gradients, the optimizer's update."""

@@ -1,0 +1,155 @@
+"""Cross-entropy (or KL) through the frozen head, without keeping the logits.
+
+Only slots 1..B-1 reach the head. Chunk by chunk of tokens, each token's loss and its gradient with respect to
+the token's hidden state are formed while the chunk's logits are there. The head is frozen, so two matrix
+products do (logits, and their gradient times the head), none is repeated in the backward pass, and what stays
+is a row of H numbers a token. The same pass says whether the most likely token is the label. Weights come
+after, as ordinary arithmetic on the losses: D-PACE needs all of a block's slots first. Sums are returned, not
+means, so that micro-batches and ranks add up before anything is divided.
+
+Blocks M, slots B-1 = L, tokens T = M * L, hidden H, vocabulary V.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.training.compiled import where_it_pays
+from trainer.training.objective import dpace_weights
+
+# Logits of one chunk: 256 MiB in float32 on a CPU; some 2,000 tokens of a large vocabulary on a GPU.
+CHUNK_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 29}
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over the blocks of a batch. All but `loss` are detached."""
+
+    loss: Tensor  # sum of weight * loss
+    weight: Tensor  # sum of weights
+    correct: Tensor  # [L] slots whose most likely token is the label
+    counted: Tensor  # [L] supervised slots
+    prefix: Tensor  # labels foretold before the first miss, over all blocks
+    blocks: Tensor  # blocks with a supervised first slot
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+    def to(self, device: torch.device) -> Sums:
+        return Sums(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is minimised.
+
+    Slots are weighted by the weights given, or by D-PACE with this alpha. With a teacher the labels are its
+    most likely tokens, and the loss is their cross-entropy or, with `kl`, KL(target || drafter).
+    """
+
+    dpace_alpha: float | None = None
+    kl: bool = False
+
+
+def _errors(
+    logits: Tensor, label: Tensor, wanted: Tensor | None, kl: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(d loss / d logits, loss, log-probability of the label, most likely token is the label) of c tokens.
+
+    Three tensors of the size of the logits are held at most, two without the target's. Compiled on a GPU.
+
+    Args:
+        logits, wanted: [c, V], the drafter's and, where those are wanted, the target's.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    dtype, logits = logits.dtype, logits.to(wide)
+    if wanted is not None:
+        wanted = wanted.to(wide)
+        label = wanted.argmax(-1)
+        wanted = wanted.log_softmax(-1) if kl else None
+    right = logits.argmax(-1) == label
+    log_p = logits.log_softmax(-1)
+    del logits
+    own = log_p.gather(-1, label[:, None])[:, 0]
+    # The gradient is softmax minus what is wanted: a distribution, or one label.
+    if wanted is None:
+        difference = log_p.exp_()
+        difference.scatter_add_(-1, label[:, None], -torch.ones_like(own)[:, None])
+        return difference.to(dtype), -own, own, right
+    p = wanted.exp()
+    loss = wanted.sub_(log_p).mul_(p).sum(-1)
+    return log_p.exp_().sub_(p).to(dtype), loss, own, right
+
+
+class _TokenLoss(torch.autograd.Function):
+    """(hidden, ...) -> (loss, log-probability of the label, most likely token is the label), all [T].
+
+    The first carries a gradient, for `hidden` alone.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, teacher: Tensor | None, kl: bool, chunk: int
+    ) -> tuple[Tensor, ...]:
+        gradient, parts = torch.empty_like(hidden), []
+        chunks = -(-len(hidden) // chunk)
+        size = -(-len(hidden) // chunks)  # none much smaller than the others
+        for part in (slice(start, start + size) for start in range(0, len(hidden), size)):
+            errors, *found = where_it_pays(_errors, hidden)(
+                hidden[part] @ head.T, labels[part], None if teacher is None else teacher[part] @ head.T, kl
+            )
+            torch.mm(errors, head, out=gradient[part])
+            del errors  # before the next chunk's logits come
+            parts.append(found)
+        loss, own, right = (torch.cat(each) for each in zip(*parts, strict=True))
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(own, right)
+        return loss, own, right
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        # Into the gradient's own dtype at once: no wider copy of all hidden states on the way.
+        return torch.mul(gradient, grads[0][:, None], out=torch.empty_like(gradient)), *[None] * 5
+
+
+def head_loss(
+    hidden: Tensor,
+    head: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    supervised: Tensor,
+    kind: Kind,
+    teacher: Tensor | None = None,
+    chunk: int | None = None,
+) -> Sums:
+    """Weighted loss sums of drafted slots.
+
+    Args:
+        hidden: [M, L, H] the drafter's states of slots 1..B-1, in the head's dtype.
+        head: [V, H], frozen.
+        labels, supervised: [M, L]; labels where unsupervised are any valid id.
+        weights: [M, L] decay weights, 0 where unsupervised; D-PACE takes its own.
+        teacher: [M, L, H] the target's final states that predict the labels, and then give them.
+        chunk: tokens whose logits are held at once.
+    """
+    if chunk is None:
+        chunk = max(1, CHUNK_LOGITS[hidden.device.type] // head.shape[0])
+    flat = None if teacher is None else teacher.flatten(0, 1)
+    each = _TokenLoss.apply(hidden.flatten(0, 1), head, labels.flatten(), flat, kind.kl, chunk)
+    loss, own, right = (part.view(labels.shape) for part in each)
+    if kind.dpace_alpha is not None:
+        weights = dpace_weights(own.exp(), supervised, kind.dpace_alpha)
+    weights, right = weights.to(loss.dtype), right & supervised
+    return Sums(
+        loss=(weights * loss).sum(),
+        weight=weights.sum(),
+        correct=right.sum(0).to(loss.dtype),
+        counted=supervised.sum(0).to(loss.dtype),
+        prefix=right.long().cumprod(-1).sum().to(loss.dtype),
+        blocks=supervised[:, 0].sum().to(loss.dtype),
+    )

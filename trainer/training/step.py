@@ -1,0 +1,229 @@
+"""One pass of the drafter over a batch of rows: blocks, mask, forward, loss sums. One definition for every
+topology.
+
+Nothing here reads a value back from the device or has a size that depends on the data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from trainer.config import TrainConfig
+from trainer.data.packing import Rows
+from trainer.machine import multiplies_bfloat16
+from trainer.model.drafter import Drafter, KeyValue
+from trainer.model.flex import flex_mask
+from trainer.model.mask import bounds, dense_mask
+from trainer.model.shared_context import SharedContext
+from trainer.model.target import States
+from trainer.training.execution import Execution
+from trainer.training.loss import Kind, Sums, head_loss
+from trainer.training.objective import Blocks, choose_anchors, make_blocks
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows and the target's states of them, all finite."""
+
+    rows: Rows
+    states: States
+
+    def part(self, rows: slice) -> Batch:
+        final = self.states.final
+        return Batch(self.rows[rows], States(self.states.taps[rows], None if final is None else final[rows]))
+
+    def to(self, device: torch.device) -> Batch:
+        final = self.states.final
+        states = States(self.states.taps.to(device), None if final is None else final.to(device))
+        return Batch(self.rows.to(device), states)
+
+
+def without_bad_rows(rows: Rows, states: States) -> tuple[Batch, Tensor]:
+    """Leave rows with non-finite states without anchors, and their states zero: a NaN spreads even under a
+    mask.
+    """
+    finite = states.taps.isfinite().flatten(1).all(1)
+    if states.final is not None:
+        finite = finite & states.final.isfinite().flatten(1).all(1)
+    rows = Rows(rows.tokens, rows.documents, rows.positions, rows.supervised & finite[:, None])
+    keep = finite[:, None, None]
+    final = torch.where(keep, states.final, 0) if states.final is not None else None
+    return Batch(rows, States(torch.where(keep, states.taps, 0), final)), ~finite
+
+
+class Ends(Protocol):
+    """All that a step needs of a target."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def embedding(self) -> nn.Module: ...
+    @property
+    def head_weight(self) -> Tensor: ...
+
+
+class DrafterStep:
+    """Loss sums and gradients of a batch, which add over micro-batches.
+
+    `gradients` is what training does: a row's anchors in passes of a fixed width, all of them reading one
+    context. `sums` is the plain definition, everything in one graph; both give the same.
+    """
+
+    def __init__(self, drafter: Drafter, target: Ends, config: TrainConfig, width: int) -> None:
+        """
+        Args:
+            target: its two ends, on the drafter's device.
+            width: anchors a row.
+        """
+        self.drafter, self.target, self.config, self.width = drafter, target, config, width
+        # Passes of equal width; the last one's spare blocks are dead.
+        self.pass_count = math.ceil(width / (config.objective.anchors_per_pass or width))
+        self.pass_width = math.ceil(width / self.pass_count)
+        self.device, self.device_type = target.device, target.device.type
+        self.flex = config.attention == "flex" or (config.attention == "auto" and self.device_type == "cuda")
+        self.compute_dtype = products_dtype(config.precision, self.device_type)
+        self.head = target.head_weight.to(self.compute_dtype)
+        dpace = config.objective.dpace_alpha if config.objective.weighting == "dpace" else None
+        self.kind = Kind(dpace, kl=config.objective.labels == "kl")
+        self.execution = Execution(config.execution, drafter, self.device_type)
+        self.windows = [drafter.config.window(layer) for layer in range(len(drafter.layers))]
+
+    def blocks(self, rows: Rows, uniform: Tensor) -> Blocks:
+        """The batch's blocks, a whole number of passes. uniform: [R, S] from `objective.draw`."""
+        drafter, objective = self.drafter.config, self.config.objective
+        anchors, keep = choose_anchors(rows, uniform, objective.anchors_per_document, self.width)
+        spare = self.pass_count * self.pass_width - self.width
+        anchors, keep = pad(anchors, (0, spare)), pad(keep, (0, spare))
+        gamma = self.config.gamma if objective.weighting == "decay" else float("inf")
+        return make_blocks(rows, anchors, keep, drafter.block_size, gamma, drafter.mask_token_id)
+
+    def masks(self, rows: Rows, blocks: Blocks) -> list[Any]:
+        """One mask a layer; layers of one window share theirs."""
+        size, build = self.drafter.config.block_size, flex_mask if self.flex else dense_mask
+        made = {
+            window: build(bounds(blocks.anchors, blocks.keep, rows.doc_start, size, window))
+            for window in set(self.windows)
+        }
+        return [made[window] for window in self.windows]
+
+    def passes(self, blocks: Blocks) -> Iterator[Blocks]:
+        """The blocks, `pass_width` of each row at a time: neighbours along the row stay together."""
+        for number in range(self.pass_count):
+            yield blocks.part(slice(number * self.pass_width, (number + 1) * self.pass_width))
+
+    def _precision(self) -> torch.autocast:
+        low = self.compute_dtype != self.drafter.fc.weight.dtype
+        return torch.autocast(self.device_type, self.compute_dtype, enabled=low)
+
+    def context(self, batch: Batch, noise: Sequence[torch.Generator] | None = None) -> list[KeyValue]:
+        """Each layer's keys and values of the batch's context.
+
+        Args:
+            noise: one for each row, on the step's device, to draw its input noise from; None: the device's.
+        """
+        taps = batch.states.taps
+        if self.config.objective.input_noise and self.drafter.training:
+            drawn = torch.empty_like(taps)
+            for place, generator in enumerate(noise or [None] * len(drawn)):
+                drawn[place].uniform_(generator=generator)
+            taps = taps + (drawn * 2 - 1) * self.config.objective.input_noise
+        with self._precision():
+            return self.execution.context(taps.to(self.compute_dtype), batch.rows.positions)
+
+    def hidden(self, batch: Batch, blocks: Blocks, context: Sequence[KeyValue] | None = None) -> Tensor:
+        """The drafter's states of the mask slots, [R * N, B-1, H], as the head reads them.
+
+        Args:
+            context: from `context`; None: computed here.
+        """
+        config = self.drafter.config
+        if context is None:
+            context = self.context(batch)
+        x = self.target.embedding(blocks.tokens).to(self.drafter.fc.weight.dtype)
+        with self._precision():
+            out = self.execution.blocks(x, blocks.positions, context, self.masks(batch.rows, blocks))
+        slots = out.unflatten(1, (-1, config.block_size))[
+            :, :, 1:
+        ]  # slot 0 is the anchor: nothing to foretell
+        return slots.flatten(0, 1).to(self.compute_dtype)
+
+    def sums(self, batch: Batch, uniform: Tensor, noise: Sequence[torch.Generator] | None = None) -> Sums:
+        """Loss sums of one micro-batch in one graph. uniform, noise: see `blocks` and `context`."""
+        return self._sums(batch, self.blocks(batch.rows, uniform), self.context(batch, noise))
+
+    def _sums(self, batch: Batch, blocks: Blocks, context: Sequence[KeyValue]) -> Sums:
+        hidden = self.hidden(batch, blocks, context)
+        teacher = None
+        if self.config.objective.labels != "data":
+            assert batch.states.final is not None
+            # The token at anchor + k is foretold by the target's state at anchor + k - 1.
+            index = (blocks.label_index - 1).clamp(min=0).flatten(1)[:, :, None]
+            final = batch.states.final.gather(1, index.expand(-1, -1, batch.states.final.shape[-1]))
+            teacher = final.view(*hidden.shape).to(self.compute_dtype)
+        return head_loss(
+            hidden,
+            self.head,
+            blocks.labels.flatten(0, 1),
+            blocks.weights.flatten(0, 1),
+            blocks.supervised.flatten(0, 1),
+            self.kind,
+            teacher,
+            self.config.objective.loss_chunk,
+        )
+
+    def gradients(
+        self,
+        batch: Batch,
+        uniforms: Sequence[Tensor],
+        noises: Sequence[Sequence[torch.Generator]] | None = None,
+    ) -> Sums:
+        """Add the gradients of a micro-batch's replays to the drafter's; the loss sums, detached.
+
+        Args:
+            uniforms: one a replay, see `blocks`.
+            noises: one a replay, see `context`. Noise differs from replay to replay, so with it the context
+                is computed for each of them; without, once for all.
+        """
+        run = self._gradients if noises is None else partial(self._gradients, noises=noises)
+        return self.execution.gradients(run, batch, uniforms)
+
+    def _gradients(
+        self,
+        batch: Batch,
+        uniforms: Sequence[Tensor],
+        noises: Sequence[Sequence[torch.Generator]] | None = None,
+    ) -> Sums:
+        total: Sums | None = None
+        groups: list[tuple[Sequence[Tensor], Sequence[torch.Generator] | None]] = [(uniforms, None)]
+        if noises is not None:
+            groups = [([uniform], noise) for uniform, noise in zip(uniforms, noises, strict=True)]
+        for group, noise in groups:
+            shared = SharedContext(self.context(batch, noise))
+            for uniform in group:
+                for blocks in self.passes(self.blocks(batch.rows, uniform)):
+                    sums = self._sums(batch, blocks, shared.leaves)
+                    sums.loss.backward()
+                    shared.gather()
+                    sums = dataclasses.replace(sums, loss=sums.loss.detach())
+                    total = sums if total is None else total + sums
+            shared.push()
+        assert total is not None
+        return total
+
+
+def products_dtype(precision: str, device_type: str) -> torch.dtype:
+    """The dtype of matrix products: bfloat16 where the hardware multiplies it, unless the recipe says
+    otherwise.
+    """
+    if precision == "auto":
+        return torch.bfloat16 if device_type == "cuda" or multiplies_bfloat16() else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
