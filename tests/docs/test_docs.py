@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dflashctl.cli.main import VERBS
 from dflashctl.lab import lifecycle
 from dflashctl.lab.state import LabEndpoint
 
@@ -69,6 +70,27 @@ def test_every_link_leads_somewhere() -> None:
     for path in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
         for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
             assert target.startswith("https://") or (path.parent / target).exists(), f"{path}: {target}"
+
+
+def test_the_readme_lists_every_page() -> None:
+    listed = set(re.findall(r"\]\((docs/[^)#]+\.md)\)", (REPOSITORY / "README.md").read_text()))
+    assert listed == {f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")}
+
+
+def test_every_path_that_a_page_names_is_there() -> None:
+    """`dflashctl/agent/release.py` and its like; a name without a folder is a file of a run or a release."""
+    for path in [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *(REPOSITORY / "docs").glob("*.md")]:
+        for name in re.findall(
+            r"`((?:trainer|tests|docs|bench|recipes|dflashctl/\w+)/[\w./-]+)`", path.read_text()
+        ):
+            assert (REPOSITORY / name).exists(), f"{path}: {name}"
+
+
+def test_every_verb_has_a_page() -> None:
+    text = "".join(
+        path.read_text() for path in [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    )
+    assert [verb for verb in VERBS if f"dflashctl {verb}" not in text] == []
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 
 from trainer import config as configs
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
-from trainer.execution import captured
-from trainer.objective import draw
-from trainer.optim import DrafterOptimizer
-from trainer.step import DrafterStep
+from trainer.training.execution import captured
+from trainer.training.objective import draw
+from trainer.training.optim import DrafterOptimizer
+from trainer.training.step import DrafterStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
 ROWS, ROW, WIDTH = 2, 1024, 48

@@ -22,7 +22,7 @@ SOAK_S, LOOK_S = 300.0, 2.0
 HEAD = """
 import json, os, random, sys, threading, time
 from pathlib import Path
-from trainer.runfiles import RunFiles
+from trainer.run.runfiles import RunFiles
 files = RunFiles(Path(STATE) / "runs" / os.environ["DFLASH_RUN_ID"])
 rng = random.Random(7)
 
