@@ -248,102 +248,13 @@ class TrainConfig:
         return GAMMA_BY_BLOCK_SIZE[self.drafter.block_size]
 
 
-def _across_keys(config: TrainConfig) -> list[str]:
-    """Problems that no single key shows."""
-    drafter, data, found = config.drafter, config.data, []
-    if config.batch_rows < 1:
-        found.append(
-            f"token_budget: {config.token_budget} is less than one row (data.row_tokens {data.row_tokens})"
-        )
-    elif config.micro_rows is not None and config.batch_rows % config.micro_rows:
-        found.append(f"micro_rows: {config.micro_rows} does not divide the batch of {config.batch_rows} rows")
-    if (
-        config.objective.weighting == "decay"
-        and config.objective.gamma is None
-        and drafter.block_size not in GAMMA_BY_BLOCK_SIZE
-    ):
-        known = ", ".join(str(size) for size in sorted(GAMMA_BY_BLOCK_SIZE))
-        found.append(
-            f"objective.gamma: needed, block size {drafter.block_size} has no usual value (only {known} do)"
-        )
-    if drafter.mask_token is not None and drafter.mask_token_id is not None:
-        found.append("drafter.mask_token_id: given twice, drafter.mask_token is there too")
-    if drafter.mask_token is None and drafter.mask_token_id is None:
-        found.append("drafter.mask_token: needed (or drafter.mask_token_id)")
-    if drafter.taps is not None and drafter.tap_count is not None:
-        found.append("drafter.tap_count: drafter.taps already says which")
-    if (drafter.init == "drafter") != (drafter.init_from is not None):
-        found.append("drafter.init_from: the folder of a drafter, with init: drafter and only then")
-    if drafter.init_layers is not None and drafter.init != "target":
-        found.append("drafter.init_layers: only with init: target")
-    if drafter.init_layers is not None and len(drafter.init_layers) != drafter.layers:
-        found.append(f"drafter.init_layers: {len(drafter.init_layers)} for {drafter.layers} layers")
-    found += _layer_type_problems(drafter)
-    found += _store_problems(data)
-    if data.continuations and data.prompt_tokens + drafter.block_size > data.row_tokens:
-        found.append(
-            f"data.prompt_tokens: {data.prompt_tokens} leaves no block in a row of {data.row_tokens}"
-        )
-    ranks = config.layout.ranks
-    if ranks is not None and config.topology != "colocated":
-        found.append(f"layout.ranks: of topology colocated; {config.topology} has targets and drafters")
-    elif config.topology in ("split", "threads") and 0 < config.batch_rows < config.layout.drafters:
-        found.append(
-            f"layout.drafters: {config.layout.drafters} for a batch of {config.batch_rows} rows: "
-            "one had nothing to do"
-        )
-    elif ranks is not None and 0 < config.batch_rows < ranks:
-        found.append(
-            f"layout.ranks: {ranks} ranks for a batch of {config.batch_rows} rows: one had nothing to do"
-        )
-    if config.execution != "eager" and config.topology == "threads":
-        found.append("execution: of the topologies of processes; threads has policy.mode")
-    if config.execution == "captured" and config.objective.input_noise:
-        found.append("objective.input_noise: not with execution: captured, a graph draws no numbers")
-    if config.budget == Budget():
-        found.append("budget: one of steps, train_s, total_s is needed")
-    return found
-
-
-def _store_problems(data: Data) -> list[str]:
-    if data.source != "store":
-        return [] if data.store is None else ["data.store: only with source: store"]
-    found = []
-    if data.store is None:
-        found.append("data.store: needed, the folder that prepare printed")
-    if data.continuations:
-        found.append("data.continuations: a store's rows are read as they are; say continuations: false")
-    if data.states != "online":
-        found.append("data.states: a store's rows change with every epoch; say states: online")
-    return found
-
-
-def _layer_type_problems(drafter: Drafter) -> list[str]:
-    types, found = drafter.layer_types, []
-    if types is None:
-        if drafter.sliding_window is not None:
-            found.append("drafter.sliding_window: no layer slides; name some in drafter.layer_types")
-        return found
-    if len(types) != drafter.layers:
-        found.append(f"drafter.layer_types: {len(types)} names for {drafter.layers} layers")
-    for index, name in enumerate(types):
-        if name not in ("full_attention", "sliding_attention"):
-            path = f"drafter.layer_types[{index}]"
-            found.append(schema.unknown_value(path, name, ["full_attention", "sliding_attention"]))
-    if "sliding_attention" in types and drafter.sliding_window is None:
-        found.append("drafter.sliding_window: needed, drafter.layer_types has sliding layers")
-    if drafter.sliding_window is not None and drafter.sliding_window < drafter.block_size:
-        found.append(
-            f"drafter.sliding_window: {drafter.sliding_window} is less than a block ({drafter.block_size})"
-        )
-    return found
-
-
 def _read(section: Mapping[str, Any]) -> tuple[TrainConfig | None, list[str]]:
+    from trainer.config_rules import across_keys
+
     problems: list[str] = []
     config = schema.build(TrainConfig, section, "", problems)
     if not problems:
-        problems += _across_keys(config)
+        problems += across_keys(config)
     return (None, problems) if problems else (config, [])
 
 

@@ -77,7 +77,7 @@ def test_both_are_measured_in_training_and_what_is_promised_is_what_decoding_giv
 ) -> None:
     """The very figures: from block to block, the training pass foretells the decoder's every pass."""
     pairs: list[tuple[float, float]] = []
-    monkeypatch.setattr("trainer.run.loop.leak", lambda promised, real: pairs.append((promised, real)))
+    monkeypatch.setattr("trainer.run.looks.leak", lambda promised, real: pairs.append((promised, real)))
     folder = tmp_path / "run"
     said, entries = train(section(save_target(tmp_path / "target")), folder)
     assert len(pairs) == 3 and pairs[-1][1] > 1.3

@@ -43,6 +43,11 @@ class Progress:
     # (step, prefix-match or None, by real decoding): what was measured on the way
     measured: list[tuple[int, float | None, float]] = field(default_factory=list)
 
+    @property
+    def best(self) -> float:
+        """The highest acceptance length by real decoding so far; 0 before the first."""
+        return max((real for _, _, real in self.measured), default=0.0)
+
     def to_json(self, batch_rows: int, rows: int, warmup: int) -> dict[str, Any]:
         """As of now, for a thread to write; with the position in the data, which follows from the step: the
         order of rows is a function of seed and step.

@@ -20,7 +20,7 @@ from trainer.errors import Stopped, TrainerError
 from trainer.evaluation.evaluator import Evaluator
 from trainer.run.bad_rows import newly_bad
 from trainer.run.console import Console, Standing, duration
-from trainer.run.held_out import HeldOut, Matched, leak
+from trainer.run.looks import Looks
 from trainer.run.progress import Clock, Every, Tally
 from trainer.run.rehearsal import prepare
 from trainer.run.runfiles import RunFiles
@@ -37,7 +37,6 @@ from trainer.training.step import DrafterStep
 
 SAVE_RESERVE_S = 3.0
 AFTER_SHARE = 0.10  # of the whole run's time: the most that measuring the trained drafter may take
-QUICK_TOKENS = 48  # of a measurement during training
 ESTIMATE_AFTER = 10  # steps
 
 
@@ -77,7 +76,7 @@ class Trainer:
         self.clock = Clock(config.budget.steps, None, time.monotonic())
         self.writer = Writer(files.folder / "checkpoints", config.checkpoint.keep, self.saves)
         self.bad_steps, self.told_bad_steps = BadSteps(config.optimizer.max_bad_steps), 0
-        self.held_out: HeldOut | None = None
+        self.looks = Looks(config, files, parts, evaluator, self.say, self._record)
         self.work: Work | None = None  # from `start` on
         self.first_step = 0  # of this life of the run
         self.saver = Saver(files, self.writer, parts.drafter, optimizer, self.say, self._record)
@@ -87,19 +86,9 @@ class Trainer:
         return self.console.say
 
     @property
-    def look_tokens(self) -> int:
-        """Of each text that is measured during training."""
-        return min(QUICK_TOKENS, self.config.evaluate.new_tokens)
-
-    @property
     def saves(self) -> bool:
         """Every rank has the same weights and moments: one saves them."""
         return self.ranks is None or self.ranks.first
-
-    @property
-    def best(self) -> float:
-        """The highest acceptance length by real decoding so far; 0 before the first."""
-        return max((real for _, _, real in self.progress.measured), default=0.0)
 
     # Before the first step
 
@@ -112,13 +101,7 @@ class Trainer:
         prepare(
             self.config, self.parts, self.data, self.order, self.step, self.optimizer, self.writer, self.say
         )
-        if self.evaluator is not None:
-            texts = [output.tokens for output in self.evaluator.own_greedy]
-            count = self.config.evaluate.every_prompts
-            size = self.parts.drafter.config.block_size
-            self.held_out = HeldOut(
-                self.parts.target, self.evaluator.prompts[:count], texts[:count], self.look_tokens, size
-            )
+        self.looks.prepare()
 
     # Training
 
@@ -290,47 +273,18 @@ class Trainer:
         self.files.record(metrics)
         self.trackers.log(metrics, self.progress.step)
 
-    # Measuring on the way
-
-    def _match(self) -> Matched | None:
-        """Prefix-match on the held-out blocks, recorded."""
-        if self.held_out is None or self.work is None:
-            return None
-        with self.work.quiet():
-            self.parts.drafter.eval()
-            matched = self.held_out.match(self.step)
-            self.parts.drafter.train()
-        self._record({"prefix_acceptance_length": round(matched.prefix, 4)})
-        return matched
-
     def look(self) -> None:
-        """Real decoding of a few prompts in the middle of training, beside prefix-match on the same prompts.
-
-        Which checkpoint is the best follows it: an improvement is saved.
-        """
-        step, measured = self.progress.step, self.progress.measured
-        if self.evaluator is None or (measured and measured[-1][0] == step):
-            return
+        """Real decoding of a few prompts. The best checkpoint follows it: an improvement is saved."""
         assert self.work is not None
-        matched = self._match()
-        count = self.config.evaluate.every_prompts
         with self.work.quiet():
-            self.parts.drafter.eval()
-            length = self.evaluator.measure_greedy(self.parts.drafter, count, self.look_tokens)
-            self.parts.drafter.train()
-        measured.append((step, None if matched is None else matched.prefix, length))
-        self._record({"acceptance_length": round(length, 4)})
-        beside = "" if matched is None else f", prefix-match {matched.prefix:.2f}"
-        self.say(
-            f"step {step} acceptance length {length:.2f} "
-            f"(first {self.look_tokens} tokens, few prompts){beside}"
-        )
-        warning = None if matched is None else leak(matched.promised, length)
-        if warning:
-            self.say(f"WARNING: {warning}")
-            self.files.note(warning)
-        if self.saves:
+            measured = self.looks.look(self.progress, self.step)
+        if measured and self.saves:
             self.saver.keep_best(self.progress, self._facts())
+
+    def _match(self) -> None:
+        assert self.work is not None
+        with self.work.quiet():
+            self.looks.match(self.step)
 
     # Saving
 

@@ -111,7 +111,7 @@ def run(
     limit = None if total is None else max(AFTER_SHARE / 2 * total, total - files.elapsed_s - SAVE_RESERVE_S)
     after = evaluator.measure(parts.drafter, limit_s=limit)
     report = make_report(config.evaluate, before, after, evaluator.lookup(), evaluator.repetition)
-    best = max(after.greedy.acceptance_length, trainer.best)
+    best = max(after.greedy.acceptance_length, trainer.progress.best)
     files.record({"acceptance_length": round(after.greedy.acceptance_length, 4)})
     files.summarise(
         report.headline, report.columns, report.rows, report.notes, report.lossless, round(best, 4)
