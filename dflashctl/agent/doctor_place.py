@@ -13,6 +13,8 @@ import re
 import stat
 from typing import Any, Dict, List, Optional
 
+from . import oom
+
 MAX_LINKS = 40
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -158,7 +160,7 @@ def memory(cgroup: str, inside: bool) -> Dict[str, Any]:
                 limits.append(limit)
                 if limit == min(limits):
                     used = _number(text_of(top + group + "/" + names[1]))
-                    kills = _oom_kills(text_of(top + group + "/" + names[2]))
+                    kills = oom.parse(text_of(top + group + "/" + names[2]))
     meminfo = text_of("/proc/meminfo") if inside else ""
     total = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
     return {
@@ -176,11 +178,6 @@ def _upwards(path: str) -> List[str]:
         found.append(path.rstrip("/"))
         path = os.path.dirname(path.rstrip("/"))
     return [*found, ""]
-
-
-def _oom_kills(text: str) -> Optional[int]:
-    found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-    return int(found[1]) if found else None
 
 
 def _number(text: str) -> Optional[int]:

@@ -21,6 +21,7 @@ from . import cgroup, proc
 from .detach import detach, fresh_start, read_secrets, tell
 from .ending import exit_body, kill_time, killer, next_step
 from .environment import environment
+from .lastword import failed_to_start, remove_if_empty, write_exit
 from .logindex import LogIndex
 from .oom import oom_kills
 from .runfolder import RunFolder
@@ -29,8 +30,6 @@ from .signals import send_signal
 TICK_S = 0.5  # an ending family is looked at this often; a child's end wakes the loop at once
 SAMPLE_S = 2.0
 SAMPLE_COST = 0.01  # reading the process table may take this share of one core
-EXIT_RETRY_S = 5.0
-EXIT_RETRIES = 720  # an hour of a full disk
 
 
 class Supervisor:
@@ -245,46 +244,6 @@ class Supervisor:
             peak_rss_bytes=self.peak_rss,
             killed_by=killed_by,
         )
-
-
-def write_exit(run: RunFolder, body: Dict[str, Any]) -> None:
-    """The last word, also when the disk is full for a while."""
-    for attempt in range(EXIT_RETRIES):
-        try:
-            run.write("exit.json", body)
-            return
-        except OSError:
-            if attempt + 1 == EXIT_RETRIES or not os.path.isdir(run.path):
-                raise
-            time.sleep(EXIT_RETRY_S)
-
-
-def failed_to_start(run: RunFolder, why: str) -> None:
-    now = time.time()
-    body = exit_body(
-        code=None,
-        signal=None,
-        oom=False,
-        started_at=now,
-        ended_at=now,
-        wall_s=0.0,
-        peak_rss_bytes=0,
-        killed_by=None,
-        why=why,
-    )
-    try:
-        run.append_event("exited", why=why)
-        run.write("exit.json", body)
-    except OSError:  # launch hears of it all the same
-        pass
-
-
-def remove_if_empty(path: str) -> None:
-    try:
-        if os.path.getsize(path) == 0:
-            os.unlink(path)
-    except OSError:
-        pass
 
 
 def main(run_dir: str) -> int:

@@ -109,6 +109,13 @@ class Facts:
         return mapping(self.container.get("init"))
 
     @property
+    def uid_map(self) -> list[tuple[int, int, int]]:
+        """Of its first process: (first uid inside, the same outside, how many)."""
+        rows = [row.split() for row in text(self.init.get("uid_map")).splitlines()]
+        good = [row for row in rows if len(row) == 3 and "".join(row).isdecimal()]
+        return [(int(inside), int(outside), int(count)) for inside, outside, count in good]
+
+    @property
     def running(self) -> bool | None:
         """Whether `pct status` says so; None where it said nothing that can be used."""
         reading = mapping(self.container.get("status"))

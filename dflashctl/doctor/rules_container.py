@@ -93,8 +93,7 @@ def locks(facts: Facts) -> Finding:
 def users(facts: Facts) -> Finding:
     """`unprivileged:` against the uid map in force."""
     config, vmid = facts.config, facts.host.container
-    rows = [row.split() for row in text(facts.init.get("uid_map")).splitlines()]
-    ids = [tuple(int(word) for word in row) for row in rows if len(row) == 3 and "".join(row).isdecimal()]
+    ids = facts.uid_map
     if not ids or config is None:
         return not_known("its uid map or its configuration could not be read")
     if facts.host.engine == "lab":

@@ -116,9 +116,7 @@ def _unmapped(facts: Facts, owner: int | None) -> bool:
         return False
     if facts.inside is not None:
         return owner == NOBODY
-    rows = [row.split() for row in text(facts.init.get("uid_map")).splitlines()]
-    ids = [[int(word) for word in row] for row in rows if len(row) == 3 and "".join(row).isdecimal()]
-    return not any(first <= owner < first + number for _, first, number in ids)
+    return not any(first <= owner < first + number for _, first, number in facts.uid_map)
 
 
 def memory(facts: Facts) -> Finding:

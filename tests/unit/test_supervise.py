@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflashctl.agent import ending, oom, proc, signals, supervise
+from dflashctl.agent import ending, lastword, oom, proc, signals, supervise
 from dflashctl.agent.runfolder import RunFolder
 
 TELL = r"""
@@ -340,8 +340,8 @@ def test_exit_json_waits_for_room_on_the_disk(box: Any, monkeypatch: pytest.Monk
         write(name, value)
 
     monkeypatch.setattr(run, "write", full_at_first)
-    monkeypatch.setattr(supervise, "EXIT_RETRY_S", 0.01)
-    supervise.write_exit(run, {"code": 0})
+    monkeypatch.setattr(lastword, "EXIT_RETRY_S", 0.01)
+    lastword.write_exit(run, {"code": 0})
     assert run.exit().value == {"code": 0, "version": 1}
 
 
