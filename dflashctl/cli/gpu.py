@@ -46,7 +46,10 @@ def gpu(
         from dflashctl.cli.gpuwatch import watch_gpus
 
         if len(machines) > 1 or json or learn_idle:
-            raise UsageError("--watch follows one host, and prints neither JSON nor learns")
+            raise UsageError(
+                "--watch follows one host, and neither prints JSON nor learns",
+                next="name one host with -H, and leave --json and --learn-idle out",
+            )
         watch_gpus(machines[0], every)
 
     def one(machine: Any) -> Outcome:

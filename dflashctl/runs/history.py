@@ -115,7 +115,7 @@ def add_note(engine: Engine, name: str, note: str, who: str) -> Mapping[str, Any
     from dflashctl.errors import UsageError
 
     if not note.strip():
-        raise UsageError("the note is empty")
+        raise UsageError("the note is empty", next=f"dflashctl runs note {name} 'what was learnt'")
     return _by_name(engine, "note_run", {"text": note.strip(), "who": who}, name)
 
 

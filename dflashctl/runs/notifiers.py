@@ -103,7 +103,9 @@ def webhook(url: str, sleep: Callable[[float], None] = time.sleep) -> Notifier:
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError("DFLASHCTL_WEBHOOK: not an http or https address")
+        raise UsageError(
+            "DFLASHCTL_WEBHOOK: not an http or https address", next="export DFLASHCTL_WEBHOOK=https://…"
+        )
     place = f"webhook at {parts.hostname}"
 
     def send(news: News) -> str:
