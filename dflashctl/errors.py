@@ -61,19 +61,19 @@ class VerificationFailed(DflashError):
 
 
 class GpusBusy(DflashError):
-    """A GPU that the run needs has a holder, holds memory, or cannot be read."""
+    """A GPU that is needed has a holder, holds memory, or cannot be read; or torch sees none for `probe`."""
 
     exit_code = ExitCode.GPUS_BUSY
 
 
 class NotFound(DflashError):
-    """No such run, release, host or recipe."""
+    """No such run, release, host, recipe, container or file."""
 
     exit_code = ExitCode.NOT_FOUND
 
 
 class RunBad(DflashError):
-    """The run failed or is wedged."""
+    """The run failed or is wedged, or a program of `probe` did not answer as expected."""
 
     exit_code = ExitCode.RUN_BAD
 
@@ -97,7 +97,7 @@ class SomeHostsFailed(DflashError):
 
 
 class HostKeyChanged(DflashError):
-    """The host key differs from the one in known_hosts."""
+    """The host key differs from the one in known_hosts, or is revoked."""
 
     exit_code = ExitCode.HOST_KEY_CHANGED
 

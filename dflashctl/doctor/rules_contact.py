@@ -34,7 +34,7 @@ def ssh_key(facts: Facts) -> Finding:
             contact.what, CANNOT, contact.next or "mend the `ssh:` part of this host in hosts.yaml"
         )
     if contact.trouble:
-        return not_known(f"it was not come to that (offered would be: {offered})")
+        return not_known(f"the log-in did not come so far (it would offer: {offered})")
     return ok(f"{contact.user} was let in; offered: {offered}")
 
 
