@@ -17,7 +17,6 @@ from typing import Any, Dict, List, Optional, Tuple
 from . import AgentError
 from .environment import environment
 from .pick import one_run
-from .runfolder import RunFolder
 from .sentfiles import write_files
 
 STDERR_TAIL_BYTES = 4000
@@ -54,14 +53,7 @@ def _run_of(request: Dict[str, Any]) -> Optional[Dict[str, Any]]:
     name = request.get("run")
     if not name:
         return None
-    state_dir = str(request["state_dir"])
-    try:
-        run: RunFolder = one_run({"state_dir": state_dir, "tag": name})
-    except AgentError as no_tag:
-        try:
-            run = one_run({"state_dir": state_dir, "id": name})
-        except AgentError:
-            raise no_tag from None
+    run = one_run({"state_dir": request["state_dir"], "tag": name})
     record = run.record()
     if record.value is None:
         raise AgentError("not_found", record.problem or "run %s has no record" % run.id, run.path)
