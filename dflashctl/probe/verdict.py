@@ -18,12 +18,13 @@ Answer = Literal["passes", "fails", "hangs", "crashes", "needs", "not run"]
 @dataclass(frozen=True)
 class Verdict:
     """About one case. `failure`: its row in the table of known failures, of several the one that was
-    expected; `said`: the error, or what is needed. `agrees`: with `expected`; None where nothing is expected
-    or nothing was tried."""
+    expected; `said`: the error, or what is needed, of which `lacks` tells the kind. `agrees`: with
+    `expected`; None where nothing is expected or nothing was tried."""
 
     case: Case
     answer: Answer
     said: str = ""
+    lacks: Literal["", "gpus", "compiler"] = ""
     failure: str | None = None
     expected: Expectation | None = None
     seconds: float | None = None
@@ -61,9 +62,9 @@ def judge(
     mine = [line for line in lines if line.get("case") == case.name]
     last = mine[-1] if mine else {}
     if last.get("state") == "skipped":
-        why = str(last.get("why"))
-        if why.startswith("needs "):
-            return Verdict(case, "needs", why.removeprefix("needs "), expected=wanted)
+        why, lacks = str(last.get("why")), last.get("lacks")
+        if lacks == "gpus" or lacks == "compiler":
+            return Verdict(case, "needs", why, lacks, expected=wanted)
         return Verdict(case, "not run", why, expected=wanted)
     if last.get("state") != "ended":
         begun = "it was ended while it ran" if mine else "the probe ended before"
@@ -72,7 +73,8 @@ def judge(
     meant = [name for name in failures if wanted is not None and name in wanted.failures]
     failure = next(iter(meant + failures), None)
     figures = (last.get("answer") or {}).get("figures") or {}
-    return Verdict(case, answer, said, failure, wanted, last.get("seconds"), figures)
+    seconds = last.get("seconds")
+    return Verdict(case, answer, said, failure=failure, expected=wanted, seconds=seconds, figures=figures)
 
 
 def _outcome(ended: Mapping[str, Any], deadline_s: float) -> tuple[Answer, str, list[str]]:
@@ -116,6 +118,6 @@ def error_of(verdicts: Sequence[Verdict], *, host: str, tag: str) -> DflashError
     if wanting:
         first = wanting[0]
         names = ", ".join(verdict.case.name for verdict in wanting if verdict.said == first.said)
-        kind = GpusBusy if "GPU" in first.said else UsageError
+        kind = GpusBusy if first.lacks == "gpus" else UsageError
         return kind(f"{names}: {first.words}", where=host, next="dflashctl doctor")
     return None

@@ -120,8 +120,9 @@ def test_what_a_case_lacks_is_said_and_nothing_started(bench: Bench) -> None:
     )
     assert done.returncode == 0
     ends = bench.ends()
-    assert ends["two"]["why"] == "needs 2 GPUs: torch sees 1"
-    assert ends["builds"]["why"] == "needs a compiler: none is on PATH (Debian: g++)"
+    assert (ends["two"]["lacks"], ends["two"]["why"]) == ("gpus", "2 GPUs: torch sees 1")
+    builds = ("compiler", "a compiler: none is on PATH (Debian: g++)")
+    assert (ends["builds"]["lacks"], ends["builds"]["why"]) == builds
     assert ends["one"]["exit"] == 0
     assert json.loads(bench.results.read_text().splitlines()[0]) == {"look": {"torch": "2.11.0", "gpus": 1}}
 
@@ -130,7 +131,7 @@ def test_a_look_that_fails_leaves_its_last_words(bench: Bench) -> None:
     bench.run(bench.case("one", ANSWER, needs={"gpus": 1}), look="no_such_module")
     first = json.loads(bench.results.read_text().splitlines()[0])
     assert first["look"] == {} and "no_such_module" in first["tail"]
-    assert bench.ends()["one"]["why"] == "needs a GPU: torch sees none"
+    assert bench.ends()["one"]["why"] == "a GPU: torch sees none"
 
 
 def test_sigterm_is_passed_on_and_ends_the_plan(bench: Bench, until: Callable[..., Any]) -> None:

@@ -123,10 +123,14 @@ def test_verdicts(case: str, torch: str, end: dict[str, Any], words: str, agrees
 
 def test_what_was_not_tried() -> None:
     case = case_of("one-thread")
-    skipped = {"case": case.name, "state": "skipped", "why": "needs a GPU: torch sees none"}
+    skipped = {"case": case.name, "state": "skipped", "lacks": "gpus", "why": "a GPU: torch sees none"}
     verdict = judge("threads", case, [skipped], "2.11.0", 120)
     assert (verdict.words, verdict.agrees, verdict.bad) == ("needs a GPU: torch sees none", None, False)
-    for lines in ([], [{"case": case.name, "state": "began"}], [{**skipped, "why": "x cannot be ended"}]):
+    for lines in (
+        [],
+        [{"case": case.name, "state": "began"}],
+        [{**skipped, "lacks": None, "why": "x cannot be ended"}],
+    ):
         verdict = judge("threads", case, lines, "2.11.0", 120)
         assert (verdict.words, verdict.agrees, verdict.bad) == ("not run", None, True)
 
@@ -158,7 +162,8 @@ def test_the_table_marks_differences() -> None:
 def test_how_the_command_ends() -> None:
     def verdict(answer: Any, wanted: str | None = None) -> Verdict:
         row = Expectation("p", "c", ">=2", wanted, "read", "s") if wanted else None  # type: ignore[arg-type]
-        return Verdict(Case("c", "?"), answer, "a GPU: torch sees none", expected=row)
+        lacks: Any = "gpus" if answer == "needs" else ""
+        return Verdict(Case("c", "?"), answer, "a GPU: torch sees none", lacks, expected=row)
 
     def kind(*verdicts: Verdict) -> type | None:
         error = error_of(verdicts, host="h", tag="t")
@@ -167,7 +172,7 @@ def test_how_the_command_ends() -> None:
     assert kind(verdict("passes"), verdict("passes", "passes"), verdict("fails", "fails")) is None
     assert kind(verdict("passes"), verdict("needs")) is GpusBusy
     assert kind(verdict("needs"), verdict("fails")) is RunBad
-    assert kind(replace(verdict("needs"), said="a compiler: none is on PATH")) is UsageError
+    assert kind(replace(verdict("needs"), lacks="compiler", said="a compiler for this GPU")) is UsageError
     assert kind(verdict("passes", "fails")) is RunBad
     assert kind(verdict("not run", "passes")) is RunBad
     assert "not as expected" in str(error_of([verdict("passes", "fails")], host="h", tag="t"))

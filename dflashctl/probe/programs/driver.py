@@ -53,9 +53,9 @@ class Driver:
         for number, case in enumerate(self.plan["cases"]):
             if self.ended_by is not None:
                 break
-            missing = lacks(case.get("needs") or {}, self.seen)
+            missing, why = lacks(case.get("needs") or {}, self.seen)
             if missing:
-                self.note({"case": case["name"], "state": "skipped", "why": missing})
+                self.note({"case": case["name"], "state": "skipped", "lacks": missing, "why": why})
                 continue
             self.note({"case": case["name"], "state": "began"})
             ended = self.one(case)
@@ -155,15 +155,15 @@ class Tail:
         return self._kept.decode("utf-8", "replace")
 
 
-def lacks(needs: dict[str, Any], seen: dict[str, Any]) -> str:
-    """Why a case cannot run on what `look` has seen; "" when it can."""
+def lacks(needs: dict[str, Any], seen: dict[str, Any]) -> tuple[str, str]:
+    """What a case lacks on what `look` has seen, "gpus" or "compiler", and in words; "" when it can run."""
     wanted, there = int(needs.get("gpus", 0)), int(seen.get("gpus", 0))
     if wanted > there:
         gpus = "a GPU" if wanted == 1 else f"{wanted} GPUs"
-        return f"needs {gpus}: torch sees {there or 'none'}"
+        return "gpus", f"{gpus}: torch sees {there or 'none'}"
     if needs.get("compiler") and not seen.get("compiler"):
-        return "needs a compiler: none is on PATH (Debian: g++)"
-    return ""
+        return "compiler", "a compiler: none is on PATH (Debian: g++)"
+    return "", ""
 
 
 def read_answer(path: Path) -> dict[str, Any] | None:
