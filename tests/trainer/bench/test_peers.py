@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from unproven import did_not_run
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -32,9 +33,7 @@ def program() -> Any:
 
 def test_both_run_beside_each_other_and_who_does_not_is_named() -> None:
     if importlib.util.find_spec("speculators") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("speculators is not installed: pip install --no-deps speculators==0.9.0")
-        pytest.skip("DID NOT RUN: speculators is not installed")
+        did_not_run("speculators is not installed: pip install --no-deps speculators==0.9.0")
     sizes = ["--context-tokens", "128", "--row-tokens", "32", "--anchors", "24"]
     words = ["--shape", "toy", *sizes, "--device", "cpu", "--repeats", "1"]
     done = subprocess.run(
