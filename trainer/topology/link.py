@@ -98,12 +98,20 @@ class Line:
         self._ended: set[int] = set()
 
     def tell(self, peer: int, *message: Any) -> None:
-        """Raises PeerLost: it is gone."""
+        """Raises PeerLost: it is gone, and has not said that it ends."""
         try:
             self.peers[peer].send(message)
         except OSError as error:
-            if peer not in self._ended:
+            if not self._has_ended(peer):
                 raise PeerLost(f"{self._name} {peer} is gone: {error.strerror}") from error
+
+    def _has_ended(self, peer: int) -> bool:
+        """Whether ("end",) is among what it said last: one that ends goes while others still work ahead."""
+        with suppress(EOFError, OSError):
+            while peer not in self._ended:
+                if self.peers[peer].recv() == ("end",):
+                    self._ended.add(peer)
+        return peer in self._ended
 
     def tell_all(self, *message: Any) -> None:
         for peer in range(len(self.peers)):

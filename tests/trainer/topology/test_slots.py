@@ -113,6 +113,17 @@ def test_a_peer_that_vanishes_is_noticed_and_one_that_ends_is_not_missed() -> No
             line.tell(1, "taken", 3)
 
 
+def test_a_peer_that_has_said_its_end_may_go_before_that_is_heard() -> None:
+    mine, theirs = pair()
+    line = Line([mine], "drafter", lambda: None)
+    theirs.send(("taken", 5))
+    theirs.send(("end",))
+    theirs.close()
+    for number in range(100):  # works ahead, into a connection that nobody reads any more
+        line.tell(0, "filled", number, None, 0.0)
+    assert line.all_ended
+
+
 def test_silence_ends_with_what_was_waited_for() -> None:
     mine, _other = pair()
     with pytest.raises(PeerLost, match="step 4: nothing from the targets for 0 s"):
