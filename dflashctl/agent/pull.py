@@ -6,7 +6,9 @@
 
 `pull_file`: state_dir, id, what, path, size (of the list: a log that grows is taken up to there), offset
 and prefix_sha256 of what the caller has. Events: {"from": offset} first (0 when the prefix is another), then
-{"data": base64, "offset": of the byte behind}. Answer: {"sha256" of all `size` bytes, "size", "mtime"}.
+{"data": base64, "offset": of the byte behind}. Answer: {"sha256" of all `size` bytes, "size", "mtime"}; or
+{"gone": true} for a file of a checkpoint that the run has removed since the list was made, as it does with
+old ones.
 """
 
 from __future__ import annotations
@@ -82,7 +84,11 @@ def pull_file(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise AgentError("not_found", "cannot read it: %s" % error, path) from None
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)) and request["what"] == "checkpoints":
+            return {"gone": True}
+        raise AgentError(
+            "not_found", "cannot read it: %s" % error, path, "dflashctl pull, once more"
+        ) from None
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

@@ -62,6 +62,7 @@ def pull(
                 "fetched": result.fetched,
                 "same": result.same,
                 "linked": result.linked,
+                "gone": result.gone,
                 "refused": [{"path": path, "why": why} for path, why in result.refused],
             },
         )
@@ -70,6 +71,10 @@ def pull(
         say(line(f"{got}, {size(result.bytes)}, verified by sha256 -> {result.folder}"))
         if result.same:
             say(f"{plural(len(result.same), 'file')} here already")
+        if result.gone:
+            folders = ", ".join(dict.fromkeys(path.partition("/")[0] for path in result.gone))
+            what = f"{plural(len(result.gone), 'file')} removed there meanwhile by the run, so not whole here"
+            warn(line(f"{what}: {folders}"))
         for path, why in result.refused:
             warn(line(f"refused: {path}: {why}"))
     if result.refused:

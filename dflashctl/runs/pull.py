@@ -51,6 +51,8 @@ class Result:
     linked: list[str] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     """(name, why)."""
+    gone: list[str] = field(default_factory=list)
+    """Removed over there between the list and the copy: a live run keeps its newest checkpoints only."""
     bytes: int = 0
 
 
@@ -86,7 +88,7 @@ def pull(
     wanted = [read_entry(mapping(each)) for each in listed(answer.get("files"))]
     result.refused += [(text(each), "neither file nor folder") for each in listed(answer.get("skipped"))]
     if not wanted and not listed(answer.get("links")):
-        raise NotFound(f"run {result.tag or result.id} has no {what}", where=host.name)
+        raise nothing(result, what, host)
     line = Line(host, connect, sleep)
     try:
         for each in wanted:
@@ -100,7 +102,17 @@ def pull(
         ) from error
     finally:
         line.close()
+    if len(result.gone) == len(wanted) and wanted and not result.linked:
+        raise nothing(result, what, host)
     return result
+
+
+def nothing(result: Result, what: What, host: Host) -> NotFound:
+    """There is nothing of the kind, or nothing any more."""
+    name = result.tag or result.id
+    hint = f"dflashctl status {name}"
+    hint += f" · dflashctl pull {name} --what metrics" if what == "checkpoints" else ""
+    return NotFound(f"run {name} has no {what}", where=host.name, next=hint)
 
 
 def read_entry(raw: Mapping[str, Any]) -> Remote:
@@ -180,6 +192,10 @@ def one_file(line: Line, remote: Remote, what: What, result: Result, told: Told)
         result.refused.append((remote.path, "a link stands where its part would go"))
         return
     digest = fetch(line, remote, what, result, part, told)
+    if digest is None:
+        part.unlink()
+        result.gone.append(remote.path)
+        return
     if digest != sha256(part):
         part.unlink()
         raise VerificationFailed(
@@ -193,8 +209,9 @@ def one_file(line: Line, remote: Remote, what: What, result: Result, told: Told)
     result.fetched.append(remote.path)
 
 
-def fetch(line: Line, remote: Remote, what: What, result: Result, part: Path, told: Told) -> str:
-    """Bytes into `part` until all are there, over as many connections as it takes; the sha256 over there."""
+def fetch(line: Line, remote: Remote, what: What, result: Result, part: Path, told: Told) -> str | None:
+    """Bytes into `part` until all are there, over as many connections as it takes; the sha256 over there,
+    or None when the file has gone meanwhile."""
     failures = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
@@ -204,7 +221,7 @@ def fetch(line: Line, remote: Remote, what: What, result: Result, part: Path, to
             with part.open("ab") as file:
                 take = partial(_take, file=file, remote=remote, result=result, told=told)
                 answer = line.call("pull_file", request, take)
-            return text(answer.get("sha256"))
+            return None if answer.get("gone") is True else text(answer.get("sha256"))
         except Unreachable:
             moved = part.exists() and part.stat().st_size > before
             failures = 0 if moved else failures + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -114,6 +115,35 @@ def test_resumed_at_twenty_random_places(folder: Path, host: Host, tmp_path: Pat
     assert (into / "big").read_bytes() == data
     assert tree(into) == tree(folder / "checkpoints")
     assert result.bytes == 3_071_000, "no byte came twice"
+
+
+class Rotating(LocalEngine):
+    """The run removes a checkpoint as soon as the list is made."""
+
+    removed: Path
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", **rest: Any) -> Completed:
+        if b"pull_file" in stdin[-4000:]:
+            shutil.rmtree(self.removed, ignore_errors=True)
+        return super().run(argv, stdin=stdin, **rest)
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_named_and_the_rest_comes(
+    folder: Path, host: Host, tmp_path: Path
+) -> None:
+    def connect(target: Host) -> Rotating:
+        engine = Rotating(target)
+        engine.removed = folder / "checkpoints" / gone
+        return engine
+
+    gone, into = "step_1", tmp_path / "here"
+    result = pull(host, tag="t", what="checkpoints", into=into, connect=connect)
+    assert result.gone == ["step_1/w.bin"] and result.refused == []
+    assert tree(into) == {"empty": b"", "step_2/w.bin": b"b" * 70_000}, "no part is left"
+    gone = ""
+    with pytest.raises(NotFound, match="run t has no checkpoints") as error:
+        pull(host, tag="t", what="checkpoints", into=tmp_path / "other", connect=connect)
+    assert "--what metrics" in (error.value.next or "")
 
 
 def test_a_part_of_another_file_is_begun_anew(folder: Path, host: Host, tmp_path: Path) -> None:
