@@ -3,7 +3,8 @@
 Request
     state_dir, tag | id   as for `read_log`
     grep                  a regular expression (Python's, on bytes), searched line by line; `ignore_case`
-    errors                instead: whole tracebacks, and lines that rows of `known` match
+    errors                instead: whole tracebacks, lines that rows of `known` match, and `error: …` at the
+                          beginning of a line, with the `next: …` and the indented lines behind it
     since_s               only what was written in the last so many seconds (see logindex.py)
     last                  only the last so many matches (0: all)
 
@@ -29,6 +30,8 @@ MOST = 10_000
 """Matches in one answer; a person who gets more has asked too widely."""
 TEXT_BYTES = 2000
 BATCH = 200
+ERROR = b"error: "
+MESSAGE_GOES_ON = (b"next: ", b"  ", ERROR)
 SAY_S = 1.0
 
 Found = Tuple[int, int, int]
@@ -63,7 +66,7 @@ def compiled(text: str, ignore_case: bool) -> Pattern[bytes]:
     try:
         return re.compile(text.encode("utf-8"), re.M | (re.I if ignore_case else 0))
     except re.error as error:
-        raise AgentError("usage", "not a regular expression: %s" % error, text) from None
+        raise AgentError("usage", "--grep: not a regular expression: %s" % error, text) from None
 
 
 def begin(run: RunFolder, file: BinaryIO, record: Dict[str, Any], since_s: Any) -> Tuple[int, bool]:
@@ -157,7 +160,7 @@ def lines_in(data: bytes, pattern: Pattern[bytes]) -> Iterator[Found]:
 
 
 def errors_in(data: bytes, matcher: Matcher) -> Iterator[Found]:
-    """Lines of whole tracebacks, and known failures outside of them."""
+    """Lines of whole tracebacks, and outside of them known failures and `error: …` messages."""
     wanted = {(begin, end) for _, begin, end in matcher.lines(data)}
     header = data.find(_TRACEBACK)
     while header >= 0:
@@ -170,11 +173,24 @@ def errors_in(data: bytes, matcher: Matcher) -> Iterator[Found]:
             wanted.add((position, end))
             position = end + 1
         header = data.find(_TRACEBACK, until)
+    wanted.update(_messages(data))
     newlines = counted = 0
     for begin, end in sorted(wanted):
         newlines += data.count(b"\n", counted, begin)
         counted = begin
         yield begin, end, newlines
+
+
+def _messages(data: bytes) -> Iterator[Tuple[int, int]]:
+    """(begin, end) of each line of `error: …` messages: the first, then what is indented or says `next: `."""
+    begin = 0 if data.startswith(ERROR) else data.find(b"\n" + ERROR) + 1 or -1
+    while begin >= 0:
+        end = line_around(data, begin)[1]
+        yield begin, end
+        if data.startswith(MESSAGE_GOES_ON, end + 1):
+            begin = end + 1
+        else:
+            begin = data.find(b"\n" + ERROR, end) + 1 or -1
 
 
 def shown(line: bytes, pattern: Optional[Pattern[bytes]]) -> str:

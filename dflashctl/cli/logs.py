@@ -27,7 +27,9 @@ LinesOption = Annotated[
 SinceOption = Annotated[str | None, typer.Option("--since", help="Written in the last 90s, 10m, 2h, 1d.")]
 GrepOption = Annotated[str | None, typer.Option("--grep", help="Only lines that this regex finds.")]
 CaseOption = Annotated[bool, typer.Option("--ignore-case", "-i", help="For --grep: a is A.")]
-ErrorsOption = Annotated[bool, typer.Option("--errors", help="Only tracebacks and known failures.")]
+ErrorsOption = Annotated[
+    bool, typer.Option("--errors", help="Only tracebacks, `error:` lines, known failures.")
+]
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def logs(
 def _show(target: Host, wishes: Wishes) -> None:
     from dflashctl.render.json import emit
     from dflashctl.render.logview import View
+    from dflashctl.render.table import warn
     from dflashctl.runs.logs import Source, read
 
     usual = 100 if wishes.since_s is None else 0
@@ -99,6 +102,8 @@ def _show(target: Host, wishes: Wishes) -> None:
     if wishes.json:
         kept = {key: run.get(key) for key in ("id", "tag", "path")}
         emit(SCHEMA, {"host": target.name, **kept, "lines": view.lines})
+    elif view.silent and wishes.since_s is None and not wishes.follow:
+        warn("the log is empty so far")
 
 
 def _search(target: Host, wishes: Wishes) -> None:

@@ -17,6 +17,8 @@ class View:
 
     def __init__(self, out: TextIO, err: TextIO, *, collect: bool = False) -> None:
         self.lines: list[str] = []
+        self.silent = True
+        """Neither a byte of the log nor a word about it has come."""
         self._out = out
         self._err = err
         self._collect = collect
@@ -35,6 +37,7 @@ class View:
         self._out.flush()
 
     def data(self, data: bytes) -> None:
+        self.silent = self.silent and not data
         self._print(list(self._parts.feed(data)))
         if self._terminal:
             self._show_live()
@@ -42,6 +45,7 @@ class View:
 
     def notice(self, words: str) -> None:
         """Between the lines, on stderr: the log itself stays clean in a pipe."""
+        self.silent = False
         self._hide_live()
         self._out.flush()
         self._err.write(f"-- {block(words)}\n")

@@ -88,14 +88,37 @@ def test_errors_are_whole_tracebacks_and_known_failures(box: Any, cli: Callable[
     numbers = [int(line.split(":")[0]) for line in out.splitlines()]
     assert numbers == [2, 3, 4, 5, 7, 9, 10, 11, 12]
     assert "5: ValueError: bad \\x1b[2J tap" in out and "\x1b" not in out
-    ended(box, b"all is well\n")
+    ended(box, b"all is well, no error: nothing\n")
     assert cli("t", "--errors")[2] == "no line of the log tells of trouble\n"
+
+
+@pytest.mark.parametrize("before", ["", "step 1\n", "step 1\n" + TRACE])
+def test_errors_are_also_the_messages_of_a_program_that_shows_no_traceback(
+    box: Any, cli: Callable[..., Any], before: str
+) -> None:
+    ended(
+        box,
+        before.encode()
+        + b"error: a.yaml:3: no such key\n  nor this\nnext: write b\nnext: step 2\nend\nerror: x",
+    )
+    first = before.count("\n") + 1
+    lines = cli("t", "--errors")[1].splitlines()[-5:]
+    texts = ["error: a.yaml:3: no such key", "  nor this", "next: write b", "next: step 2", "error: x"]
+    assert lines == [f"{first + more}: {text}" for more, text in zip((0, 1, 2, 3, 5), texts, strict=True)]
+
+
+def test_an_empty_log_is_said_to_be_empty_beside_stdout(box: Any, cli: Callable[..., Any]) -> None:
+    ended(box, b"")
+    assert cli("t") == (0, "", "the log is empty so far\n")
+    assert json.loads(cli("t", "--json")[1])["lines"] == []
+    ended(box, b"x\n")
+    assert cli("t") == (0, "x\n", "")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--grep", "("], "not a regular expression"),
+        (["--grep", "("], "--grep: not a regular expression"),
         (["--grep", "x", "--errors"], "either --grep or --errors"),
         (["--grep", "x", "-f"], "a search does not follow"),
         (["--since", "soon"], "--since: not a length of time: 'soon'"),
