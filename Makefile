@@ -23,9 +23,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/trainer/oracles/require
 	  { echo "make: $(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { echo "make: $(PYTHON) has no ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
+	@echo "making $(VENV): torch, transformers and the tools; a minute or more"
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trainer,dev]'
-	# A peer that the trainer is compared with; its own requirements would replace torch.
+	@# A peer that the trainer is compared with; its own requirements would replace torch.
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/trainer/oracles/requirements.txt
 	@touch $@
 

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,6 +75,20 @@ def read_recipe(path: Path) -> Any:
     return recipe["train"]
 
 
+def read_config(path: Path) -> configs.TrainConfig:
+    """The configuration of a recipe file. Raises ConfigError, with the file's name."""
+    section = read_recipe(path)
+    try:
+        return configs.load(section)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=error.where or str(path), next=error.next) from None
+
+
+def _refuse(recipe: Path) -> None:
+    """Raises ConfigError for a recipe that cannot be run."""
+    read_config(recipe)
+
+
 def run_folder() -> Path:
     """The supervisor's folder for this run, or a new one under ./runs when run by hand."""
     given = os.environ.get("DFLASH_RUN_DIR")
@@ -93,16 +108,20 @@ def train(
 ) -> None:
     """Train a drafter as the recipe says; files go to $DFLASH_RUN_DIR, else to ./runs/<time>."""
     prepare_environment()
+    if "DFLASH_RUN_DIR" not in os.environ:  # by hand: a recipe that is refused leaves no folder behind
+        refused = guarded(partial(_refuse, recipe), None)
+        if refused:
+            raise SystemExit(refused)
     files = RunFiles(run_folder())
     files.enter("loading")
     ranks = 1
 
     def decide() -> None:
         nonlocal ranks, recipe
-        config = configs.load(read_recipe(recipe))
+        config = read_config(recipe)
         if config.topology == "auto":
             recipe = resolve_auto(recipe, files.folder)
-            config = configs.load(read_recipe(recipe))
+            config = read_config(recipe)
         ranks = wanted_ranks(config)
 
     failed = guarded(decide, files)
@@ -146,7 +165,7 @@ def trained(
     """Train and show what came of it; the exit code."""
 
     def work() -> None:
-        config = configs.load(read_recipe(recipe))
+        config = read_config(recipe)
         from trainer.run.train import run  # torch comes in here
 
         report = run(config, files, console.say, console, resume, allow_changes, ranks)

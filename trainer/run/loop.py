@@ -144,7 +144,10 @@ class Trainer:
             if self.clock.seconds is None
             else f"{self.clock.seconds - self.clock.elapsed_s:.0f} s"
         )
-        self.say(f"training for {left}: {config.batch_rows} rows a step, {self.width} anchors a row")
+        if self.clock.progress(progress.step) >= 1.0:
+            self.say(f"all {progress.step} steps are done: only what was trained is measured")
+        else:
+            self.say(f"training for {left}: {config.batch_rows} rows a step, {self.width} anchors a row")
         section = config.evaluate
         looks = Every(section.every_steps, section.every_s)
         matches = Every(section.prefix_every_steps, section.prefix_every_s)
@@ -179,7 +182,8 @@ class Trainer:
                 self._match()
                 matches.done()
             save_wanted = save_wanted or saves.due(progress.step)
-            if save_wanted and not self.writer.busy:
+            there = self.saver.step == progress.step  # looked at just now, and at its best
+            if save_wanted and (there or not self.writer.busy):
                 if self.saves:
                     self.saver.begin(progress, self._facts())
                 saves.done()

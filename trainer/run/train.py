@@ -255,6 +255,7 @@ def _train(trainer: Trainer, chosen: Path | None, saved: dict[str, Any]) -> None
             trainer.say(f"nothing is saved: another process of this run has failed ({failed})")
             raise
         trainer.save()
+        trainer.say(f"stopped and saved; go on with --resume {files.folder}")
         raise
     trained = trainer.progress.step - trainer.first_step
     took = time.monotonic() - started

@@ -1,0 +1,63 @@
+"""`python -m trainer train` by hand: what it leaves of a recipe that it refuses, and when it saves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer import config as configs
+from trainer.checkpoint.files import listed
+from trainer.run.runfiles import RunFiles
+from trainer.run.train import run
+
+PROJECT = Path(__file__).parents[2]
+RECIPE = """\
+name: tiny
+train:
+  target: {path: nowhere}
+  token_budgett: 96
+  drafter: {mask_token_id: 1}
+"""
+
+
+@pytest.mark.parametrize("name", ["typo.yaml", "nope.yaml"])
+def test_a_recipe_that_is_refused_is_named_and_leaves_no_folder(name: str, tmp_path: Path) -> None:
+    (tmp_path / "typo.yaml").write_text(RECIPE)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("DFLASH")}
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "train", name],
+        cwd=tmp_path,
+        env=env | {"PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"error: {name}: ") and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_step_that_is_kept_as_the_best_is_not_saved_again_one_later(
+    saved_target: Path, tmp_path: Path
+) -> None:
+    content = {
+        "target": {"path": str(saved_target)},
+        "device": "cpu",
+        "threads": 1,
+        "token_budget": 48,
+        "precision": "float32",
+        "drafter": {"layers": 1, "block_size": 4, "taps": [0, 2], "mask_token": "<|mask|>"},
+        "data": {"rows": 4, "row_tokens": 24, "continuations": False, "states": "online"},
+        "objective": {"anchors_per_document": 4, "gamma": 3.0},
+        "budget": {"steps": 7},
+        "checkpoint": {"every_steps": 3, "keep": 9},
+        "evaluate": {"prompts": 2, "prompt_tokens": 8, "new_tokens": 8, "first_tokens": 6, "every_steps": 3},
+        "logging": {"trackers": []},
+    }
+    run(configs.load(content), RunFiles(tmp_path / "run"), lambda text: None)
+    names = [path.name for path in listed(tmp_path / "run" / "checkpoints")]
+    assert names == ["step-0000007", "step-0000006", "step-0000003"]
