@@ -42,6 +42,7 @@ def notify(
     Lost contact is survived and is no news. The address in DFLASHCTL_WEBHOOK gets each as JSON by POST.
     """
     from dflashctl.config import load_hosts
+    from dflashctl.render.hints import complete
     from dflashctl.render.json import document
     from dflashctl.render.table import say, warn
     from dflashctl.render.text import line
@@ -50,10 +51,11 @@ def notify(
 
     target = load_hosts().host(host)
     channels = _channels(command, os.environ.get(WEBHOOK_VARIABLE), desktop)
-    if not channels and not json:
-        warn("no desktop, --command or DFLASHCTL_WEBHOOK: it is told here alone")
-    once, last = Once(), None
+    once, last, said = Once(), None, bool(channels) or json
     for last in watch(target, tag=tag, every_s=every):
+        if not said:  # not before the tag is known to be right
+            said = True
+            warn("no desktop, --command or DFLASHCTL_WEBHOOK: it is told here alone")
         for news in once.news(last):
             if json:
                 body = {key: value for key, value in news.document().items() if key != "schema"}
@@ -66,6 +68,9 @@ def notify(
                 problem = send(news)
                 if problem:
                     warn(line(f"not delivered: {problem}"))
+    if last is not None and last.rows and once.before.issuperset(row.facts.id for row in last.rows):
+        names = ", ".join(row.facts.name for row in last.rows)
+        warn(line(complete(f"{names} had ended before: nothing is told; dflashctl status")))
     if not json and last is not None:
         ended = ", ".join(f"{row.facts.name} {row.verdict.state}" for row in last.rows)
         say(line(f"over: {ended or 'nothing was running'}"))

@@ -45,6 +45,8 @@ class Once:
     told: set[tuple[str, str]] = field(default_factory=set)
     wedged_looks: dict[str, int] = field(default_factory=dict)
     begun: bool = False
+    before: set[str] = field(default_factory=set)
+    """Runs (ids) that had ended before the first look."""
 
     def news(self, look: Look) -> list[News]:
         """A look without contact brings none: nothing is known then."""
@@ -56,11 +58,13 @@ class Once:
 
     def _of(self, look: Look, row: Row) -> News | None:
         state, run_id = row.verdict.state, row.facts.id
+        if row.verdict.ended and not self.begun:
+            self.before.add(run_id)
         count = self.wedged_looks.get(run_id, 0) + 1 if state == "wedged" else 0
         self.wedged_looks[run_id] = count
         if state not in NEWS or (run_id, state) in self.told or (state == "wedged" and count < SURE_AFTER):
             return None
         self.told.add((run_id, state))
-        if row.verdict.ended and not self.begun:
+        if run_id in self.before:
             return None
         return News(look.host, run_id, row.facts.name, state, row.verdict.evidence, row.verdict.next)

@@ -207,13 +207,20 @@ def test_as_a_person_types_it(
 
 
 def test_a_run_that_has_ended_already_is_no_news(
-    box: Any, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    box: Any, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     box.wait(box.python("pass", "t"))
     code, out, err = cli("t")
     assert (code, out) == (0, "over: t finished\n")
     assert "it is told here alone" in err
-    assert cli("nobody")[0] == 6
+    assert "t had ended before: nothing is told; dflashctl status" in err
+    told = tmp_path / "told"
+    code, out, err = cli("t", "--command", f"touch {told}")
+    assert (code, out, told.exists()) == (0, "over: t finished\n", False)
+    assert err == "t had ended before: nothing is told; dflashctl status\n"
+    assert cli("t", "--json")[1:] == ("", err)
+    code, out, err = cli("nobody")
+    assert (code, out) == (6, "") and "told here" not in err
     monkeypatch.setenv("DFLASHCTL_WEBHOOK", "ftp://s3cret")
     code, _, err = cli("t")
     assert code == 2 and "s3cret" not in err
