@@ -15,8 +15,9 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from . import AgentError, cgroup, proc
+from . import cgroup, proc
 from .ending import exit_body
+from .pick import not_found
 from .runfolder import RunFolder, list_runs
 from .signals import send_signal
 from .spawn import find_supervisor
@@ -168,7 +169,7 @@ def find_run(state_dir: str, name: str) -> RunFolder:
     for run in list_runs(state_dir):
         if name in (run.id, (run.record().value or {}).get("tag")):
             return run
-    raise AgentError("not_found", "no run with the tag or id %s" % name, state_dir, "dflashctl runs")
+    raise not_found(state_dir, list_runs(state_dir), "no run has the tag %r" % name)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def test_all_and_unknown_and_both(project: Project) -> None:
     project.launch("a", "--gpus", "1")
     project.launch("b", "--gpus", "1")
     assert {run["tag"] for run in project.json("kill", "--all")["runs"]} == {"a", "b"}
-    assert "no run with the tag or id nope" in project.run("kill", "nope", code=6).stderr
+    assert "no run has the tag 'nope'; " in project.run("kill", "nope", code=6).stderr
     project.run("kill", "a", "--all", code=2)
 
 

@@ -312,7 +312,7 @@ def test_names_are_tags_and_ids_and_the_newest_wins(box: Any) -> None:
     second = box.launch(["sleep", "60"])
     assert box.stop(first["id"])["outcome"] == "already_ended"
     assert box.stop("t")["id"] == second["id"]
-    with pytest.raises(AgentError, match="no run with the tag or id nope") as error:
+    with pytest.raises(AgentError, match="no run has the tag 'nope'; the newest tags are t") as error:
         box.stop("nope")
     assert error.value.kind == "not_found"
 
