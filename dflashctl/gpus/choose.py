@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dflashctl.config.recipe import LaunchGpus
 from dflashctl.errors import GpusBusy, UsageError
 from dflashctl.gpus.idle import Box, Gpu
+from dflashctl.render.text import plural, ranges
 
 SYNTAX = "a number (any 3 idle ones), a list (5,6,7; one GPU alone: 5,), a range (0-4), UUIDs, or none"
 
@@ -72,20 +73,29 @@ def choose(box: Box, wish: Wish, *, allow_busy: bool = False) -> tuple[Gpu, ...]
 
 def _named(box: Box, names: tuple[int | str, ...], allow_busy: bool) -> tuple[Gpu, ...]:
     chosen: list[Gpu] = []
-    reasons = []
+    reasons, missing = [], 0
     for name in names:
         gpu = next((gpu for gpu in box.gpus if name in (gpu.index, gpu.uuid)), None)
         if gpu is None:
-            reasons.append(f"GPU {name} is missing")
+            reasons.append(f"GPU {name} is missing: this host has {_there(box, name)}")
+            missing += 1
         elif gpu in chosen:
             raise UsageError(f"GPU {gpu.index} is named twice, once as {gpu.uuid}")
         elif gpu.busy and not (allow_busy and gpu.readable):
             reasons.append(f"GPU {gpu.index}: {gpu.busy}")
         else:
             chosen.append(gpu)
+    if reasons and missing == len(reasons):
+        raise GpusBusy("\n  ".join(reasons), next="choose others with --gpus; dflashctl gpu")
     if reasons:
         raise _refusal(reasons, allow_busy)
     return tuple(chosen)
+
+
+def _there(box: Box, name: int | str) -> str:
+    if isinstance(name, int):
+        return f"GPUs {ranges([gpu.index for gpu in box.gpus])}"
+    return f"{plural(len(box.gpus), 'GPU')}, none with this UUID"
 
 
 def _any(box: Box, count: int, allow_busy: bool) -> tuple[Gpu, ...]:

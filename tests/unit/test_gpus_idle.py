@@ -207,6 +207,13 @@ def test_names_are_taken_in_their_order_or_refused() -> None:
         chosen(answer(ORPHAN), "2,3,9")
     with pytest.raises(UsageError, match="named twice"):
         chosen(answer(ORPHAN), "4,GPU-4")
+    with pytest.raises(GpusBusy) as error:
+        chosen(answer(ORPHAN), "7,8,GPU-x")
+    assert error.value.what.split("\n  ") == [
+        "GPU 8 is missing: this host has GPUs 0-7",
+        "GPU GPU-x is missing: this host has 8 GPUs, none with this UUID",
+    ]
+    assert error.value.next == "choose others with --gpus; dflashctl gpu", "nothing to wait for or to kill"
 
 
 def test_allow_busy_takes_idle_ones_first_and_never_the_unreadable() -> None:
