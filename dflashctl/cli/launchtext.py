@@ -10,7 +10,7 @@ from dflashctl.cli.eachhost import Outcome
 from dflashctl.errors import RunBad
 from dflashctl.render.hints import complete
 from dflashctl.render.table import say
-from dflashctl.render.text import duration
+from dflashctl.render.text import commit, duration
 from dflashctl.runs.ending import end_words, ended_as, failed
 from dflashctl.runs.launch import LaunchPlan
 from dflashctl.runs.launching import End
@@ -91,13 +91,11 @@ def show_end(plan: LaunchPlan, end: End, *, quiet: bool) -> RunBad | None:
 
 
 def release_words(plan: LaunchPlan) -> str:
-    """`7f3a91c2 (git 1c9e4d, dirty)`."""
-    release, git = plan.record["release"], plan.record["git"] or {}
+    """`7f3a91c2 (git 1c9e4d0, changed)`."""
+    release, git = plan.record["release"], commit(plan.record["git"])
     if not release:
         return f"none: runs in {plan.record['cwd']}"
-    commit = str(git.get("commit") or "")[:7]
-    dirty = ", with changes" if git.get("dirty") else ""
-    return f"{release[:8]} (git {commit}{dirty})" if commit else release[:8]
+    return f"{release[:8]} (git {git})" if git else str(release[:8])
 
 
 def summary(plan: LaunchPlan) -> dict[str, Any]:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflashctl.render.text import block, count, duration, line, plural, size
+from dflashctl.render.text import block, commit, count, duration, line, plural, size
 from dflashctl.runs.deploy import Deployed
 from dflashctl.runs.deployplan import DeployPlan
 
 LABEL_WIDTH = 18
 SHORT = 8
-GIT_SHORT = 6
 
 
 def title(host: str, recipe: str, release: str, git: dict[str, Any] | None, changed: int) -> str:
-    """ct200 · threadwarm · release 7f3a91c2 (git 1c9e4d, 2 files changed)."""
-    source = ""
-    if git:
-        dirty = f", {plural(changed, 'file')} changed" if changed else ""
-        source = f" (git {str(git['commit'])[:GIT_SHORT]}{dirty})"
+    """ct200 · threadwarm · release 7f3a91c2 (git 1c9e4d0, 2 files changed)."""
+    source = f" (git {commit(git, plural(changed, 'file') + ' changed')})" if git else ""
     return line(f"{host} · {recipe} · release {release[:SHORT]}{source}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dflashctl.render.deploy import SHORT
-from dflashctl.render.text import age, block, count, line, plural
+from dflashctl.render.text import age, block, commit, count, line, plural
 from dflashctl.runs.diff import Comparison
 from dflashctl.runs.releases import ReleaseRow
 
@@ -30,9 +30,7 @@ def cells(row: ReleaseRow) -> list[object]:
 
 
 def _git(git: Any) -> str | None:
-    if not isinstance(git, dict):
-        return None
-    return str(git.get("commit"))[:6] + ("+" if git.get("dirty") else "")
+    return commit(git) if isinstance(git, dict) else None
 
 
 def rollback_report(answer: dict[str, Any], *, dry_run: bool) -> str:

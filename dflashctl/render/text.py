@@ -8,8 +8,12 @@ terminal does not obey them. Rich markup is never parsed: the consoles of `rende
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
 from dflashctl.render.secrets import masked
+
+COMMIT_CHARS = 7
 
 
 def _visible(char: str) -> str:
@@ -105,6 +109,13 @@ def count(number: float | None) -> str:
 def plural(number: int, noun: str, plural_noun: str = "") -> str:
     """1 run, 3 runs, 1,024 files."""
     return f"{number:,} {noun if number == 1 else plural_noun or noun + 's'}"
+
+
+def commit(git: Mapping[str, Any] | None, changed: str = "changed") -> str:
+    """`1c9e4d0, changed`: the commit, and whether deployed files differ from it; "" without one."""
+    git = git or {}
+    found = str(git.get("commit") or "")[:COMMIT_CHARS]
+    return f"{found}, {changed}" if found and git.get("dirty") is True else found
 
 
 def ranges(numbers: list[int]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
+from dflashctl.render.text import commit
 from dflashctl.runs import known
 from dflashctl.runs.facts import RunFacts, listed, mapping, number, text, whole
 from dflashctl.runs.readfacts import read_answer
@@ -41,11 +42,9 @@ class Entry:
 
     @property
     def code(self) -> str:
-        """`7f3a91c2 (git 1c9e4d, dirty)`: what ran."""
-        release, git = text(self.facts.record.get("release")), mapping(self.facts.record.get("git"))
-        commit = text(git.get("commit"))[:7]
-        dirty = ", dirty" if git.get("dirty") is True else ""
-        origin = f" (git {commit}{dirty})" if commit else ""
+        """`7f3a91c2 (git 1c9e4d0, changed)`: what ran."""
+        release, git = text(self.facts.record.get("release")), commit(mapping(self.facts.record.get("git")))
+        origin = f" (git {git})" if git else ""
         return f"{release[:8]}{origin}" if release else "-"
 
 

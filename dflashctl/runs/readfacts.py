@@ -213,8 +213,8 @@ def _not_finite(value: Any) -> bool:
 
 
 def _root_cause(cause: Mapping[str, Any]) -> str:
-    """ "ValueError: ... at file:line", as far as it is there."""
-    error, where = text(cause.get("error")), text(cause.get("where"))
+    """ "ValueError: ... at file:line", as far as it is there; of a longer message the first line."""
+    error, where = next(iter(text(cause.get("error")).splitlines()), ""), text(cause.get("where"))
     return f"{error} at {where}" if error and where else error
 
 

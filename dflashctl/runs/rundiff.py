@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from dflashctl.render.text import count, duration, size
+from dflashctl.render.text import commit, count, duration, size
 from dflashctl.runs.facts import listed, mapping, number, text
 from dflashctl.runs.history import Shown
 
@@ -56,10 +56,9 @@ def compare(title: str, left: Mapping[str, str], right: Mapping[str, str]) -> Se
 def code(shown: Shown) -> dict[str, str]:
     record = _record(shown)
     git = mapping(record.get("git"))
-    dirty = {True: " and changes", False: ""}.get(git.get("dirty") is True, "")
     found = {
         "release": text(record.get("release"))[:12] or "none",
-        "git": f"{text(git.get('commit'))[:12]}{dirty}" if git else UNKNOWN,
+        "git": commit(git) or UNKNOWN,
     }
     files = shown.detail.get("files")
     if isinstance(files, Mapping):

@@ -77,7 +77,7 @@ def test_the_newest_come_first_with_what_was_learnt(engine: LocalEngine) -> None
         "bare",
         files={
             "exit.json": {"version": 1, "cause": "exited", "code": 1},
-            "root_cause.json": {"version": 1, "error": "ValueError: NaN", "where": "step.py:8"},
+            "root_cause.json": {"version": 1, "error": "ValueError: NaN\nnext: x", "where": "step.py:8"},
         },
     )
     made(engine, 2, "localtls", files={"summary.json": SUMMARY})
@@ -87,7 +87,7 @@ def test_the_newest_come_first_with_what_was_learnt(engine: LocalEngine) -> None
         ("bare", "failed"),
     ]
     assert told.entries[0].facts.headline == "acceptance length 1.02 -> 2.44"
-    assert told.entries[0].code == "7f3a91c2 (git 1c9e4d0, dirty)"
+    assert told.entries[0].code == "7f3a91c2 (git 1c9e4d0, changed)"
     assert (told.entries[0].took_s, told.entries[0].lossless, told.entries[0].best_acceptance_length) == (
         252.0,
         True,
@@ -203,7 +203,7 @@ def test_as_a_person_types_it(
     assert out.splitlines()[0] == "here · 2 runs"
     row = next(line for line in out.splitlines() if line.startswith("localtls"))
     assert row.endswith(
-        "  4m12s  2.44  7f3a91c2 (git 1c9e4d0, dirty)  000001  acceptance length 1.02 -> 2.44"
+        "  4m12s  2.44  7f3a91c2 (git 1c9e4d0, changed)  000001  acceptance length 1.02 -> 2.44"
     )
     assert row.split()[:3] == ["localtls", "finished", "0"]
     assert "4m12s" in row

@@ -116,9 +116,9 @@ def test_the_title_names_commit_and_changes() -> None:
     git = {"commit": "1c9e4d77", "dirty": True}
     assert (
         title("ct200", "warm", "7f3a91c2" + "0" * 56, git, 2)
-        == "ct200 · warm · release 7f3a91c2 (git 1c9e4d, 2 files changed)"
+        == "ct200 · warm · release 7f3a91c2 (git 1c9e4d7, 2 files changed)"
     )
     assert title("h", "r", "7f3a91c2" + "0" * 56, {"commit": "1c9e4d77", "dirty": False}, 0).endswith(
-        "(git 1c9e4d)"
+        "(git 1c9e4d7)"
     )
     assert title("h", "r", "7f3a91c2" + "0" * 56, None, 0) == "h · r · release 7f3a91c2"
