@@ -10,6 +10,7 @@ Its table of cases is tests/unit/test_verdict_table.py. Principles, in the order
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -77,7 +78,14 @@ def _ended(facts: RunFacts) -> Verdict | None:
     if facts.headline:
         # What was learnt comes before how long it took.
         details.insert(0, facts.headline)
-    return Verdict(state, "high", (how, *details), _next_ended(state, facts), ending.age_s)
+    said = tuple(_brief(each) for each in (how, *details))
+    return Verdict(state, "high", said, _next_ended(state, facts), ending.age_s)
+
+
+def _brief(words: str) -> str:
+    """One line of a message of a program, releases (and other sha256) as people name them: by 8 digits."""
+    first = next((each for each in words.splitlines() if each.strip()), "").strip()
+    return re.sub(r"\b([0-9a-f]{8})[0-9a-f]{56}\b", r"\1", first)
 
 
 def _how(ending: Ending, facts: RunFacts) -> tuple[State, str]:

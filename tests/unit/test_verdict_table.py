@@ -123,6 +123,10 @@ CASE("a root cause that is known says what it means, once", ending=Ending("exite
      state="failed", says=["known failure cuda-oom: A GPU has no room (dflashctl explain localtls)"],
      never=["The line says more", "log line 214"],
      next=["dflashctl explain localtls", "dflashctl logs localtls"])
+CASE("a path with a release is shortened, and of more lines the first is told",
+     ending=Ending("spawn_failed", why=f"cannot start /r/{'7f3a91c2' * 8}/x: no\nnext: deploy"),
+     state="failed",
+     says=["could not be started: cannot start /r/7f3a91c2/x: no"], never=["next:", "7f3a91c27f"])
 CASE("exit code 0 with a root cause is no success", ending=Ending("exited", 0), root_cause="ValueError: x",
      state="failed", says=["ValueError: x"])
 CASE("a known failure explains the exit", ending=Ending("exited", 1), log=log(**TLS), state="failed",
