@@ -114,7 +114,8 @@ def release_warnings(recipe: str, release: str | None, info: Mapping[str, Any]) 
     deployed_for = info.get("recipe")
     if not release or deployed_for in (None, recipe):
         return ()
-    return (f"release {release[:8]} was deployed for recipe {deployed_for}, not for {recipe}",)
+    what = f"release {release[:8]} was deployed for recipe {deployed_for}, not for {recipe}"
+    return (f"{what}; if it lacks what this one needs: dflashctl deploy -r {recipe}",)
 
 
 def check_before(host: Host, recipe: ResolvedRecipe, inside: Mapping[str, Any]) -> None:

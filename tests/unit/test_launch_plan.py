@@ -166,7 +166,8 @@ def test_a_release_that_was_deployed_for_another_recipe_is_said() -> None:
     assert plan().warnings == ()
     other = {**INSIDE, "release_info": {"recipe": "demo"}}
     assert plan(inside=other).warnings == (
-        "release 7f3a91c2 was deployed for recipe demo, not for threadwarm",
+        "release 7f3a91c2 was deployed for recipe demo, not for threadwarm; "
+        "if it lacks what this one needs: dflashctl deploy -r threadwarm",
     )
     assert plan(inside={**INSIDE, "release_info": {"recipe": "threadwarm"}}).warnings == ()
 
