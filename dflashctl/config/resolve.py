@@ -103,7 +103,8 @@ def load_recipe(name_or_path: str | None, hosts: HostsFile, start: Path | None =
     close = nearest(wanted, known)
     hint = f"did you mean '{close}'? " if close else ""
     looked = ", ".join(str(folder) for folder in folders) or "no recipes/ folder here or above"
-    listing = f"known recipes: {', '.join(known)}" if known else "write recipes/NAME.yaml beside hosts.yaml"
+    missing = "run it from the project's folder, or write recipes/NAME.yaml beside hosts.yaml"
+    listing = f"known recipes: {', '.join(known)}" if known else missing
     raise NotFound(f"no recipe named {wanted!r}", where=looked, next=hint + listing)
 
 

@@ -69,6 +69,13 @@ def test_found_beside_hosts_yaml_first_then_above_the_working_folder(tmp_path: P
     assert load_recipe("other", hosts, below).project_root == tmp_path / "work"
 
 
+def test_outside_of_a_project_its_folder_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(NotFound) as caught:
+        load_recipe("warm", hosts_in(tmp_path), tmp_path)
+    missing = "run it from the project's folder, or write recipes/NAME.yaml beside hosts.yaml"
+    assert caught.value.next == missing
+
+
 def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> None:
     written(tmp_path, WARM)
     with pytest.raises(NotFound) as caught:
