@@ -49,7 +49,7 @@ def status(
 
     def act(target: Host) -> Outcome:
         if watch:
-            return _outcome(_watch(target, tag, every, json), check)
+            return _outcome(_watch(target, tag, every, json), check, _hinted(tag, json))
         return _once(target, tag, check, quiet=json)
 
     each_host(targets, act, json=json, schema=SCHEMA)
@@ -72,7 +72,7 @@ def _once(host: Host, tag: str | None, check: bool, *, quiet: bool) -> Outcome:
         _show(seen, tag, quiet)
         return Outcome(document(seen), error)
     _show(seen, tag, quiet)
-    return _outcome(seen, check)
+    return _outcome(seen, check, _hinted(tag, quiet))
 
 
 def _show(seen: Look, tag: str | None, quiet: bool) -> None:
@@ -87,7 +87,12 @@ def _show(seen: Look, tag: str | None, quiet: bool) -> None:
         show(render.overview(seen))
 
 
-def _outcome(seen: Look, check: bool) -> Outcome:
+def _hinted(tag: str | None, quiet: bool) -> bool:
+    """The details of a run end with what to do next; the error that follows them need not say it again."""
+    return tag is not None and not quiet
+
+
+def _outcome(seen: Look, check: bool, hinted: bool) -> Outcome:
     from dflashctl.cli.eachhost import Outcome
     from dflashctl.errors import RunBad
     from dflashctl.render.status import document
@@ -95,7 +100,7 @@ def _outcome(seen: Look, check: bool) -> Outcome:
     if not check or not seen.bad:
         return Outcome(document(seen))
     said = ", ".join(f"{row.facts.name} {row.verdict.state}" for row in seen.bad)
-    hint = next((" · ".join(row.verdict.next) for row in seen.bad if row.verdict.next), "")
+    hint = "" if hinted else next((" · ".join(row.verdict.next) for row in seen.bad if row.verdict.next), "")
     return Outcome(document(seen), RunBad(said, where=seen.host, next=hint))
 
 

@@ -69,7 +69,10 @@ def test_check_exits_with_7_and_names_the_run(box: Any, cli: Callable[..., Any])
     box.wait(box.python("import sys; sys.exit(3)", "bad"))
     code, _, err = cli("status", "--check")
     assert code == 7
-    assert "error: here: bad failed" in err
+    assert err == "error: here: bad failed\nnext: dflashctl logs bad\n"
+    code, out, err = cli("status", "bad", "--check")
+    assert out.endswith("next: dflashctl logs bad\n") and err == "error: here: bad failed\n", "said once"
+    assert cli("status", "bad", "--check", "--json")[2].endswith("next: dflashctl logs bad\n")
     assert cli("status", "good", "--check")[0] == 0
     box.wait(box.python("pass", "bad"))  # the same tag again, and well
     assert cli("status", "--check")[0] == 0
