@@ -76,7 +76,7 @@ def launch(
     from dflashctl.cli.common import load_meanwhile
     from dflashctl.cli.eachhost import each_host
     from dflashctl.config import load_hosts, load_recipe, resolve
-    from dflashctl.gpus.choose import wish_of
+    from dflashctl.gpus.choose import surprise, wish_of
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.secrets import hide
     from dflashctl.runs.durations import parse_duration
@@ -86,6 +86,8 @@ def launch(
     resolved = resolve(load_recipe(recipe, hosts), tag)
     secrets = collect_secrets(resolved.launch.secrets, os.environ)
     hide(resolved.launch.secrets)
+    if wished := surprise(gpus):
+        _warn(wished)
     wishes = Wishes(
         gpus=wish_of(resolved.launch.gpus, gpus),
         allow_busy=allow_busy,

@@ -59,6 +59,13 @@ def parse(text: str) -> Wish:
     return Wish(names=tuple(names))
 
 
+def surprise(option: str | None) -> str:
+    """A word to who wrote `--gpus 0` and may have meant the first GPU; "" for everything else."""
+    if option is None or not option.strip().isdecimal() or int(option):
+        return ""
+    return f"--gpus {option.strip()} is a count: no GPUs; GPU 0 alone is --gpus 0,"
+
+
 def choose(box: Box, wish: Wish, *, allow_busy: bool = False) -> tuple[Gpu, ...]:
     """The GPUs for a run. Raises GpusBusy with the reason for each that is missing or not idle.
 

@@ -25,7 +25,7 @@ from dflashctl.config.recipe import LaunchGpus
 from dflashctl.errors import GpusBusy, UsageError
 from dflashctl.gpus import facts as gpufacts
 from dflashctl.gpus import show
-from dflashctl.gpus.choose import Wish, choose, parse, wish_of
+from dflashctl.gpus.choose import Wish, choose, parse, surprise, wish_of
 from dflashctl.gpus.holders import Holder, holders
 from dflashctl.gpus.idle import TOLERANCE_MIB, limit_mib
 from dflashctl.gpus.smi import App
@@ -225,6 +225,13 @@ def test_allow_busy_takes_idle_ones_first_and_never_the_unreadable() -> None:
     with pytest.raises(GpusBusy, match="GPU 1: requires reset"):
         chosen(answer(sick), "1,", allow_busy=True)
     assert chosen(answer(sick), "0,", allow_busy=True) == [0]
+
+
+@pytest.mark.parametrize("option", [None, "none", "1", "0,", "0-0", "GPU-0"])
+def test_a_count_of_none_is_said_and_nothing_else(option: str | None) -> None:
+    assert surprise("0") == "--gpus 0 is a count: no GPUs; GPU 0 alone is --gpus 0,"
+    assert parse("0").none and parse("0,").names == (0,)
+    assert surprise(option) == ""
 
 
 def test_no_wish_needs_no_driver() -> None:
