@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dflashctl.gpus.facts import Facts
     from dflashctl.gpus.idle import Gpu
     from dflashctl.remote.engine import Engine
+    from dflashctl.runs.here import Here
     from dflashctl.runs.launch import LaunchPlan
     from dflashctl.runs.launching import Attempt
 
@@ -53,6 +54,7 @@ class Wishes:
     reason: str
     dry_run: bool
     json: bool
+    here: Here
 
 
 @app.command()
@@ -80,6 +82,7 @@ def launch(
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.secrets import hide
     from dflashctl.runs.durations import parse_duration
+    from dflashctl.runs.here import Here
     from dflashctl.runs.launch import collect_secrets
 
     hosts = load_hosts()
@@ -97,6 +100,7 @@ def launch(
         reason=reason,
         dry_run=dry_run,
         json=json,
+        here=Here(resolved.source),
     )
 
     def one(machine: Host) -> Outcome:
@@ -176,6 +180,7 @@ def _start(
         allow_busy=wishes.allow_busy,
         reason=wishes.reason,
         fresh_cache=wishes.fresh_cache,
+        here=wishes.here.release(),
     )
     for warning in plan.warnings:
         _warn(f"warning: {warning}")

@@ -61,8 +61,10 @@ def plan_launch(
     allow_busy: bool = False,
     reason: str = "",
     fresh_cache: bool = False,
+    here: str | None = None,
 ) -> LaunchPlan:
-    """`fresh_cache`: the run compiles into a folder of its own, whatever others have compiled before.
+    """`fresh_cache`: the run compiles into a folder of its own, whatever others have compiled before. `here`:
+    the release that the files here would make, where that is known.
 
     Raises UsageError (a placeholder without a value, CUDA_VISIBLE_DEVICES set by hand).
     """
@@ -105,15 +107,22 @@ def plan_launch(
         release_dir,
         host.state_dir,
         allow_busy,
-        release_warnings(recipe.name, release, info),
+        release_warnings(recipe.name, release, info, here),
     )
 
 
-def release_warnings(recipe: str, release: str | None, info: Mapping[str, Any]) -> tuple[str, ...]:
-    """A release that was deployed for another recipe may lack what this one needs."""
+def release_warnings(
+    recipe: str, release: str | None, info: Mapping[str, Any], here: str | None = None
+) -> tuple[str, ...]:
+    """A release that was deployed for another recipe may lack what this one needs; one that the files here
+    differ from is perhaps not what the person thinks to launch."""
     deployed_for = info.get("recipe")
-    if not release or deployed_for in (None, recipe):
+    if not release:
         return ()
+    if deployed_for in (None, recipe):
+        if here in (None, release):
+            return ()
+        return (f"the files here differ from release {release[:8]}: dflashctl diff · dflashctl deploy",)
     what = f"release {release[:8]} was deployed for recipe {deployed_for}, not for {recipe}"
     return (f"{what}; if it lacks what this one needs: dflashctl deploy -r {recipe}",)
 

@@ -208,6 +208,21 @@ def test_what_a_person_sees(place: Place, command: Command) -> None:
     assert "nothing to send" in command().stdout
 
 
+def test_a_launch_says_that_the_files_here_are_others_than_the_deployed_ones(
+    place: Place, command: Command
+) -> None:
+    words = ("launch", "--tag", "t", "--gpus", "none", "--dry-run")
+    assert command().returncode == 0
+    name = (place.root / "here" / "current").readlink().name
+    same = place.command(*words)
+    assert same.returncode == 0 and "differ" not in same.stderr, same.stderr
+    place.write("prog/a.py", "graphs = False  # changed\n")
+    said = f"the files here differ from release {name[:8]}: dflashctl diff · dflashctl deploy"
+    assert said in place.command(*words).stderr
+    place.write("prog/a.py", "graphs = False\n")
+    assert "differ" not in place.command(*words).stderr
+
+
 def test_dry_run_shows_the_plan_and_makes_nothing(place: Place, command: Command) -> None:
     done = command("--dry-run")
     assert done.returncode == 0, done.stderr

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dflashctl.config import resolve
 from dflashctl.config.hosts import Host
 from dflashctl.config.recipe import Recipe
+from dflashctl.config.resolve import read_recipe
 from dflashctl.errors import Locked, NotFound, Unreachable, UsageError
 from dflashctl.gpus.idle import Gpu
 from dflashctl.gpus.smi import GpuReading
 from dflashctl.remote import conversation
 from dflashctl.runs import launching
+from dflashctl.runs.deploy import read_source
 from dflashctl.runs.durations import parse_duration
 from dflashctl.runs.ending import end_words, failed
+from dflashctl.runs.here import Here
 from dflashctl.runs.launch import LaunchPlan, check_before, collect_secrets, plan_launch
 
 RELEASE = "7f3a91c2" + "0" * 56
@@ -170,6 +175,22 @@ def test_a_release_that_was_deployed_for_another_recipe_is_said() -> None:
         "if it lacks what this one needs: dflashctl deploy -r threadwarm",
     )
     assert plan(inside={**INSIDE, "release_info": {"recipe": "threadwarm"}}).warnings == ()
+
+
+def test_files_that_differ_from_the_release_are_said(tmp_path: Path) -> None:
+    assert plan(here=RELEASE).warnings == () == plan(here=None).warnings
+    said = "the files here differ from release 7f3a91c2: dflashctl diff · dflashctl deploy"
+    assert plan(here="0" * 64).warnings == (said,)
+    body = {"version": 1, "name": "x", "launch": {"command": ["sh"]}}
+    file = tmp_path / "recipes" / "x.yaml"
+    file.parent.mkdir()
+    file.write_text(yaml.safe_dump(body | {"deploy": {"include": ["*.py"]}}))
+    project = read_recipe(file)
+    assert Here(project).release(60) is None, "a launch needs no files here"
+    (tmp_path / "a.py").write_text("1\n")
+    assert Here(project).release(60) == read_source(project).snapshot.release
+    file.write_text(yaml.safe_dump(body))
+    assert Here(read_recipe(file)).release(60) is None
 
 
 def test_a_fresh_cache_lies_in_the_runs_folder() -> None:
