@@ -62,13 +62,17 @@ def down(keep: KeepOption = False, json: JsonOption = False) -> None:
     """End the lab and remove everything of it."""
     from dflashctl.lab import lifecycle
     from dflashctl.render.json import emit
+    from dflashctl.render.text import line
 
+    runs = lifecycle.open_runs()
     ended = lifecycle.down(keep=keep)
     if json:
-        emit("dflashctl.lab/1", {"up": False, "was_there": ended})
+        emit("dflashctl.lab/1", {"up": False, "was_there": ended, "runs": runs})
         return
     kept = ", its containers' disks kept" if keep and ended else ""
     print(f"the lab is down{kept}" if ended else "the lab was not up")
+    if ended and runs:
+        print(line(f"runs that ended with it: {', '.join(runs)}"))
 
 
 @app.command()

@@ -6,11 +6,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from dflashctl.agent import proc
+from dflashctl.agent.runfolder import list_runs
 from dflashctl.errors import DflashError, UsageError
 from dflashctl.lab import bringup, ending, folder, layout, refused
-from dflashctl.lab.state import LabEndpoint, LabPaths, Record, answers, lab_dir, read_record
+from dflashctl.lab.state import (
+    STATE_DIR,
+    WORKDIR,
+    LabEndpoint,
+    LabPaths,
+    Record,
+    answers,
+    lab_dir,
+    read_record,
+)
 
 ANSWER_DEADLINE_S = 10.0
 
@@ -84,6 +95,17 @@ def down(*, keep: bool = False) -> bool:
             was_up = was_up or paths.node.exists()
             folder.remove(paths)
         return was_up
+
+
+def open_runs() -> list[str]:
+    """Tags of the lab's runs that have begun and have no end on record, newest first. Read from its disk."""
+    inside = PurePosixPath(STATE_DIR).relative_to(WORKDIR)
+    begun = list_runs(str(LabPaths(lab_dir()).workspace / inside))
+    return [
+        str((run.record().value or {}).get("tag") or run.id)
+        for run in begun
+        if run.has("supervisor.json") and not run.has("exit.json")
+    ]
 
 
 def status() -> Status:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from dflashctl.agent import proc
+from dflashctl.cli.main import run
 from dflashctl.config.hosts import Host
 from dflashctl.errors import ExitCode, Unreachable
-from dflashctl.lab import layout, state
+from dflashctl.lab import layout, lifecycle, state
 from dflashctl.lab.state import LabEndpoint, LabPaths, Record
 
 ENDPOINT = LabEndpoint("127.0.0.1", 1, "root", "/k", "/kh", "/other/python", "/srv/home", env={"A": "b"})
@@ -123,3 +124,25 @@ def test_containers_start_without_site_packages() -> None:
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "/sbin/init\n"
+
+
+def test_lab_down_names_the_runs_that_had_no_end(
+    paths: LabPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lifecycle.open_runs() == []
+    folders = paths.workspace / ".dflashctl" / "runs"
+    files = ("supervisor.json", "exit.json")
+    for number, (tag, there) in enumerate([("done", 2), ("live", 1), ("never", 0), ("\x1b", 1)]):
+        run_dir = folders / f"20260101T00000000{number}-aaaaaa"
+        run_dir.mkdir(parents=True)
+        (run_dir / "record.json").write_text(json.dumps({"version": 1, "tag": tag}))
+        for name in files[:there]:
+            (run_dir / name).write_text("{}")
+    assert lifecycle.open_runs() == ["\x1b", "live"]
+    downs = [True, False]
+    monkeypatch.setattr(lifecycle, "down", lambda keep: downs.pop(0))
+    assert run(["lab", "down"]) == 0
+    said = "the lab is down\nruns that ended with it: \\x1b, live\n"
+    assert capsys.readouterr().out == said
+    assert run(["lab", "down"]) == 0
+    assert capsys.readouterr().out == "the lab was not up\n"
