@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "trainer" / "oracles")]
+TESTS = REPOSITORY / "tests"
+sys.path[:0] = [str(REPOSITORY), str(TESTS / "trainer" / "oracles"), str(TESTS / "kit")]
 
 from trainer.machine import prepare_environment  # noqa: E402
 

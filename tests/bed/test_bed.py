@@ -218,6 +218,7 @@ def test_what_a_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason.startswith("missing packages: lxc ") and "lxc" in need.HOW
 
 
+@pytest.mark.usefixtures("bed_session")  # says it loudly where there can be no bed
 def test_a_bed_with_a_frozen_container_leaves_nothing() -> None:
     """What is frozen does not take the signal that ends it, and its control groups stay with it."""
     other = Bed()
