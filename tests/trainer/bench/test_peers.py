@@ -31,6 +31,7 @@ def program() -> Any:
     return module
 
 
+@pytest.mark.soak  # docs/performance.md shows the same command, and its block runs in tests/docs
 def test_both_run_beside_each_other_and_who_does_not_is_named() -> None:
     if importlib.util.find_spec("speculators") is None:
         did_not_run("speculators is not installed: pip install --no-deps speculators==0.9.0")
