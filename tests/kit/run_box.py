@@ -14,6 +14,7 @@ import pytest
 
 from dflashctl.agent import cgroup, launch, proc, runfolder, stop, waiting
 from dflashctl.agent.signals import send_signal
+from dflashctl.config.hosts import Host
 from dflashctl.runs import watch
 
 
@@ -133,3 +134,16 @@ def until() -> Callable[..., Any]:
             time.sleep(0.01)
 
     return wait_for
+
+
+def local_host(box: Any) -> Host:
+    """The box as an entry of hosts.yaml would name it, on engine `local`."""
+    return Host(
+        name="here",
+        engine="local",
+        python=sys.executable,
+        code_root=str(box.root),
+        workdir=str(box.root),
+        log_dir=str(box.root),
+        state_dir=box.state_dir,
+    )

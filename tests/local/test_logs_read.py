@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_box import local_host
 
 from dflashctl.agent import AgentError, logs
 from dflashctl.config.hosts import Host
@@ -49,18 +49,6 @@ def ended(box: Any, text: bytes, tag: str = "t") -> dict[str, Any]:
     box.wait(answer)
     Path(answer["log"]).write_bytes(text)
     return answer
-
-
-def host(box: Any) -> Host:
-    return Host(
-        name="here",
-        engine="local",
-        python=sys.executable,
-        code_root=str(box.root),
-        workdir=str(box.root),
-        log_dir=str(box.root),
-        state_dir=box.state_dir,
-    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -256,7 +244,7 @@ for start in range(0, len(text), 60_000):
     pauses: list[float] = []
     while True:  # the very first contact may be the one that breaks: then the person asks again
         try:
-            read(host(box), source, tag="t", follow=True, connect=connect, sleep=pauses.append)
+            read(local_host(box), source, tag="t", follow=True, connect=connect, sleep=pauses.append)
             break
         except Unreachable:
             assert not got
@@ -285,7 +273,7 @@ def test_cuts_stalls_truncations_and_rotations_lose_and_repeat_nothing(
         source = Source(on_data=got.extend)
         connect = lambda target: Cut(target, cuts)  # noqa: E731
         try:
-            read(host(box), source, tag="t", follow=True, connect=connect, sleep=lambda seconds: None)
+            read(local_host(box), source, tag="t", follow=True, connect=connect, sleep=lambda seconds: None)
         except BaseException as error:
             problems.append(error)
 
@@ -324,13 +312,13 @@ def test_cuts_stalls_truncations_and_rotations_lose_and_repeat_nothing(
 def test_without_following_lost_contact_is_an_error(box: Any) -> None:
     ended(box, b"x\n")
     with pytest.raises(Unreachable):
-        read(host(box), Source(), tag="t", connect=lambda target: Cut(target, [10]))
+        read(local_host(box), Source(), tag="t", connect=lambda target: Cut(target, [10]))
 
 
 def test_an_unknown_tag_is_not_found(box: Any) -> None:
     ended(box, b"x\n")
     with pytest.raises(NotFound, match="no run has the tag 'u'; the newest tags are t"):
-        read(host(box), Source(), tag="u")
+        read(local_host(box), Source(), tag="u")
 
 
 def test_a_writer_that_never_rests_is_not_chased(box: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +330,7 @@ def test_a_writer_that_never_rests_is_not_chased(box: Any, monkeypatch: pytest.M
         return {"id": "x", "inode": 1, "offset": here, "size": 250 + 1000 * len(asked) - 1000, "done": False}
 
     monkeypatch.setattr("dflashctl.runs.logs.call", answer)
-    read(host(box), Source(), tag="t")
+    read(local_host(box), Source(), tag="t")
     assert [each["offset"] for each in asked] == [None, 100, 200]
 
 

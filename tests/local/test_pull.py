@@ -6,12 +6,12 @@ import json
 import os
 import random
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_box import local_host
 
 from dflashctl.cli.main import run
 from dflashctl.config.hosts import Host
@@ -39,15 +39,7 @@ def folder(box: Any) -> Path:
 
 @pytest.fixture
 def host(box: Any) -> Host:
-    return Host(
-        name="here",
-        engine="local",
-        python=sys.executable,
-        code_root=str(box.root),
-        workdir=str(box.root),
-        log_dir=str(box.root),
-        state_dir=box.state_dir,
-    )
+    return local_host(box)
 
 
 class Cut(LocalEngine):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_box import local_host
 
 from dflashctl.agent import AgentError, proc, stacks
 from dflashctl.cli.main import run
-from dflashctl.config.hosts import Host
 from dflashctl.remote.local import LocalEngine
 from dflashctl.runs.stacks import Frame, Stacks, Thread, common_outer, parse, read_stacks
 
@@ -45,20 +45,8 @@ faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
 """
 
 
-def host(box: Any) -> Host:
-    return Host(
-        name="here",
-        engine="local",
-        python=sys.executable,
-        code_root=str(box.root),
-        workdir=str(box.root),
-        log_dir=str(box.root),
-        state_dir=box.state_dir,
-    )
-
-
 def look(box: Any, again_s: float = 0.5) -> Stacks:
-    with LocalEngine(host(box)) as engine:
+    with LocalEngine(local_host(box)) as engine:
         return read_stacks(engine, "t", again_s=again_s)
 
 

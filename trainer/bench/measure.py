@@ -162,6 +162,27 @@ def bench_step(settings: Settings) -> dict[str, Any]:
     }
 
 
+def _against_products(
+    flop: float, seconds: float, alone: float, held: float | None, peak: float | None, settings: Settings
+) -> dict[str, Any]:
+    """What every bench tells of a part beside its own matrix products.
+
+    Args:
+        flop: counted operations.
+        seconds: of the part; alone: of its products by themselves.
+        held: GiB before it, peak: GiB at most in it; None where that is not told.
+    """
+    return {
+        "tflop": flop / 1e12,
+        "tflop_s": flop / 1e12 / seconds,
+        "products_ms": 1e3 * alone,
+        "share": alone / seconds,
+        "cubed_tflop_s": timing.cubed_tflops(settings.where, settings.repeats),
+        "peak_gib": peak,
+        "peak_beyond_state_gib": None if peak is None or held is None else peak - held,
+    }
+
+
 def bench_loss(settings: Settings) -> dict[str, Any]:
     """The frozen-head loss alone, forward and backward, of all mask slots."""
     shape, device = SHAPES[settings.shape], settings.where
@@ -187,13 +208,7 @@ def bench_loss(settings: Settings) -> dict[str, Any]:
         "rows_of_logits": blocks * slots,
         "vocabulary": shape.vocabulary,
         "ms": 1e3 * seconds,
-        "tflop": flop / 1e12,
-        "tflop_s": flop / 1e12 / seconds,
-        "products_ms": 1e3 * alone,
-        "share": alone / seconds,
-        "cubed_tflop_s": timing.cubed_tflops(device, settings.repeats),
-        "peak_gib": peak,
-        "peak_beyond_state_gib": None if peak is None or held is None else peak - held,
+        **_against_products(flop, seconds, alone, held, peak, settings),
         "formula": "2*M*K*N for hidden times head and its gradient times head, chunk by chunk",
     }
 
@@ -256,13 +271,7 @@ def bench_target(settings: Settings) -> dict[str, Any]:
         "layers_run": layers,
         "ms": 1e3 * seconds,
         "tok_s": settings.context_tokens / seconds,
-        "tflop": flop / 1e12,
-        "tflop_s": flop / 1e12 / seconds,
-        "products_ms": 1e3 * alone,
-        "share": alone / seconds,
-        "cubed_tflop_s": timing.cubed_tflops(device, settings.repeats),
-        "peak_gib": peak,
-        "peak_beyond_state_gib": None if peak is None or held is None else peak - held,
+        **_against_products(flop, seconds, alone, held, peak, settings),
         "absent_kernels": [name for name in KERNELS if importlib.util.find_spec(name) is None],
         "formula": "2*M*K*N for q, k, v, o, gate, up, down of the layers up to the last tap; attention: "
         "4 * heads * head size for each causal pair; no head",
