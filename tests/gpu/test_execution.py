@@ -12,6 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "trainer"))
 
+from test_optim import hold_updates_to_the_plain_ones
+
 from trainer import config as configs
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
 from trainer.training.execution import captured
@@ -77,6 +79,12 @@ def test_a_step_with_its_update_never_waits_for_the_device(gpus: int, execution:
         whole()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+@pytest.mark.parametrize("clip", [0.0, 0.7, 1e6])
+def test_updates_equal_the_plain_ones(gpus: int, algorithm: str, clip: float) -> None:
+    hold_updates_to_the_plain_ones(algorithm, clip, "cuda")
 
 
 def test_a_bad_gradient_changes_nothing(gpus: int) -> None:

@@ -91,6 +91,97 @@ def test_steps_equal_torchs_own_adamw_with_clipping() -> None:
         assert torch.allclose(a, b, atol=1e-6)
 
 
+class Plain:
+    """The update written out: divide, clip, skip what is not finite, AdamW. Muon is torch's own, given
+    divided and clipped gradients.
+    """
+
+    def __init__(self, module: nn.Module, section: Optimizer, groups: dict[str, ParameterGroup]) -> None:
+        self.section, self.groups, self.count = section, groups, 0
+        self.weights = {name: each.detach().clone() for name, each in module.named_parameters()}
+        self.first = {name: torch.zeros_like(each) for name, each in self.weights.items()}
+        self.second = {name: torch.zeros_like(each) for name, each in self.weights.items()}
+        self.muons = {
+            name: torch.optim.Muon(
+                [self.weights[name]],
+                momentum=section.momentum,
+                weight_decay=group.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            for name, group in groups.items()
+            if group.algorithm == "muon"
+        }
+
+    def step(self, factor: float, sums: dict[str, torch.Tensor], weight: float) -> float:
+        section = self.section
+        gradients = {name: each / weight for name, each in sums.items()}
+        norm = math.sqrt(sum(float(each.double().pow(2).sum()) for each in gradients.values()))
+        if not math.isfinite(norm):
+            return norm
+        self.count += 1
+        for name, gradient in gradients.items():
+            if section.clip:
+                gradient = gradient * min(1.0, section.clip / (norm + 1e-6))
+            group, held = self.groups[name], self.weights[name]
+            rate = section.lr * group.lr_scale * factor
+            if name in self.muons:
+                self.muons[name].param_groups[0]["lr"] = rate
+                held.grad = gradient
+                self.muons[name].step()
+                self.first[name] = self.muons[name].state[held]["momentum_buffer"]
+                continue
+            one, two = self.first[name], self.second[name]
+            one.mul_(section.beta1).add_((1 - section.beta1) * gradient)
+            two.mul_(section.beta2).add_((1 - section.beta2) * gradient**2)
+            held.mul_(1 - rate * group.weight_decay)
+            size = (two / (1 - section.beta2**self.count)).sqrt() + section.eps
+            held.sub_(rate * one / (1 - section.beta1**self.count) / size)
+        return norm
+
+
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+@pytest.mark.parametrize("clip", [0.0, 0.7, 1e6], ids=["unclipped", "clipped", "below the limit"])
+def test_updates_equal_the_plain_ones(algorithm: str, clip: float) -> None:
+    hold_updates_to_the_plain_ones(algorithm, clip, "cpu")
+
+
+def hold_updates_to_the_plain_ones(algorithm: str, clip: float, device: str) -> None:
+    """Sums and their weight, clipping, bad steps among good ones, groups of other rates and decays."""
+    matrix = ParameterGroup("m", ["*weight"], algorithm, 0.5, 0.1)  # type: ignore[arg-type]
+    rest = ParameterGroup("r", ["*bias"], weight_decay=0.2)
+    section = Optimizer(lr=0.02, beta1=0.8, beta2=0.9, clip=clip, groups=[matrix, rest])
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)).to(device)
+    groups = {name: matrix if "weight" in name else rest for name, _ in module.named_parameters()}
+    plain, optimizer = Plain(module, section, groups), DrafterOptimizer(module, section)
+    spoilt = {2: math.nan, 4: math.inf}
+    for number in range(8):
+        weight, factor = 1000.0 + 37 * number, 1.0 - 0.1 * number
+        for parameter in module.parameters():
+            parameter.grad = torch.randn_like(parameter) * weight
+        if number in spoilt:
+            next(module.parameters()).grad.view(-1)[number] = spoilt[number]  # type: ignore[union-attr]
+        sums = {name: each.grad.clone() for name, each in module.named_parameters() if each.grad is not None}
+        wanted = plain.step(factor, sums, weight)
+        norm = float(optimizer.step(factor, torch.tensor(weight, device=device)))
+        if number in spoilt:
+            assert not math.isfinite(norm)
+        else:
+            assert norm == pytest.approx(wanted, rel=1e-6) and (0 < clip < 1) == (norm > clip > 0)
+    held = moments(optimizer)
+    for name, master in masters(optimizer).items():
+        muon = groups[name].algorithm == "muon"
+        # Muon makes its update orthogonal in bfloat16, so there rounding is coarser; its momentum is float32.
+        torch.testing.assert_close(
+            master.detach(), plain.weights[name], rtol=1e-5, atol=1e-3 if muon else 1e-6
+        )
+        first = "momentum_buffer" if muon else "exp_avg"
+        torch.testing.assert_close(held[f"{first}|{name}"], plain.first[name], rtol=1e-5, atol=1e-6)
+        if not muon:
+            torch.testing.assert_close(held[f"exp_avg_sq|{name}"], plain.second[name], rtol=1e-5, atol=1e-7)
+            assert float(held[f"step|{name}"]) == 6
+
+
 def test_the_sum_of_weights_divides_the_gradient() -> None:
     one, other = small(), small()
     assert train(one, Optimizer(groups=ALL), 3) == pytest.approx(
@@ -161,7 +252,7 @@ def test_assignments_keep_names_and_shapes() -> None:
 
 def state_of(module: nn.Module, optimizer: DrafterOptimizer) -> dict[str, torch.Tensor]:
     """Weights, masters, moments and step counts, copied."""
-    found = {f"weight {name}": each for name, each in module.named_parameters()}
+    found: dict[str, torch.Tensor] = {f"weight {name}": each for name, each in module.named_parameters()}
     found |= {f"master {name}": each for name, each in masters(optimizer).items()}
     found |= {f"moment {name}": each for name, each in moments(optimizer).items()}
     return {name: each.detach().clone() for name, each in found.items()}

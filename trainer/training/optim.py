@@ -149,26 +149,30 @@ class DrafterOptimizer:
                 held["lr"] = rate
 
     def update(self, weight: Tensor) -> Tensor:
-        """What the device does in a step: no value is read back, no gradient dropped. See `step`."""
-        divisor = weight.clamp(min=torch.finfo(torch.float32).tiny)
+        """What the device does in a step: no value is read back, no gradient dropped. See `step`.
+
+        The gradients are read twice: for the norm of their undivided sums, and by the update, which divides
+        as it reads. Averaging and clipping are one divisor; Muon, which takes none, gets it beforehand.
+        """
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if master is not parameter:
                 master.grad = parameter.grad.float()
+        divisor = weight.float().clamp(min=torch.finfo(torch.float32).tiny)
         gradients = [master.grad for master in self.masters if master.grad is not None]
-        torch._foreach_div_(gradients, divisor)
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients) / divisor
         if self.section.clip:
-            torch._foreach_mul_(gradients, (self.section.clip / (norm + 1e-6)).clamp(max=1.0))
+            divisor = divisor / (self.section.clip / (norm + 1e-6)).clamp(max=1.0)
         bad = ~norm.isfinite()
         for algorithm in self.algorithms:
             if isinstance(algorithm, torch.optim.AdamW):
-                # What a GradScaler tells its optimizer; the fused update then leaves all as it is.
-                algorithm.found_inf = bad.float()  # type: ignore[attr-defined]
+                # What a GradScaler tells its optimizer: the fused update divides by the one, and leaves all
+                # as it is where the other is not 0.
+                algorithm.grad_scale, algorithm.found_inf = divisor, bad.float()  # type: ignore[attr-defined]
                 algorithm.step()
             else:
-                _step_unless(bad, algorithm)
+                _step_unless(bad, divisor, algorithm)
         with torch.no_grad():
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 if master is not parameter:
@@ -177,14 +181,15 @@ class DrafterOptimizer:
 
 
 @torch.no_grad()
-def _step_unless(bad: Tensor, algorithm: torch.optim.Optimizer) -> None:
-    """A step of Muon, which knows no `found_inf`, undone on the device where `bad`.
+def _step_unless(bad: Tensor, divisor: Tensor, algorithm: torch.optim.Optimizer) -> None:
+    """A step of Muon, which knows no `grad_scale` and no `found_inf`, undone on the device where `bad`.
 
     The momentum moves towards the gradient, so it stays if that is the momentum itself; the weights are kept
     aside.
     """
     members = [member for group in algorithm.param_groups for member in group["params"]]
     before = [member.clone() for member in members]
+    torch._foreach_div_([member.grad for member in members if member.grad is not None], divisor)
     for member in members:
         held = algorithm.state[member].get("momentum_buffer") if member in algorithm.state else None
         member.grad = torch.where(bad, torch.zeros_like(member) if held is None else held, member.grad)
