@@ -25,6 +25,7 @@ class Target:
 
     path: str  # folder: absolute, or relative to the working folder or to the release
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on a CPU, bfloat16 on a GPU
+    weights: Literal["file", "random"] = "file"  # random: only to measure rates and memory; needs no weights
 
 
 @dataclass(frozen=True)

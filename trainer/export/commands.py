@@ -76,6 +76,12 @@ def export(
         TrainerError: it cannot be written, or does not read back as it should.
     """
     config = read_drafter_config(checkpoint)
+    if config.target.weights is not None:
+        raise ConfigError(
+            f"this drafter was trained on {config.target}: it foretells nothing, and is not for serving",
+            where=str(checkpoint),
+            next="train with target.weights: file",
+        )
     raw = None
     if target is not None:
         raw = read_config(target)

@@ -34,13 +34,15 @@ class TargetIdentity:
     tie_word_embeddings: bool | None = None
     tokenizer_sha256: str | None = None
     final_norm_sha256: str | None = None
+    weights: str | None = None  # "random": made for measuring; such a drafter foretells nothing
 
     @property
     def kind(self) -> str:
         return self.architecture or self.model_type or "unknown kind"
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.kind})" if self.name else "another target"
+        told = f"{self.name} ({self.kind})" if self.name else "another target"
+        return f"{self.weights.upper()} WEIGHTS in the shape of {told}" if self.weights else told
 
     def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
@@ -52,6 +54,8 @@ class TargetIdentity:
             mine, other = getattr(self, key), getattr(here, key)
             if mine is not None and other is not None and mine != other:
                 found.append(f"{key} {_short(mine)} there, {_short(other)} here")
+        if self.weights != here.weights:
+            found.append(f"weights {self.weights or 'of files'} there, {here.weights or 'of files'} here")
         return found
 
 
@@ -76,11 +80,12 @@ def from_json(data: Any, where: str) -> TargetIdentity:
     return TargetIdentity(**{name: data.get(name) for name in names})
 
 
-def identify(folder: Path, config: Mapping[str, Any]) -> TargetIdentity:
+def identify(folder: Path, config: Mapping[str, Any], random: bool = False) -> TargetIdentity:
     """The identity of the target in `folder`; nothing is known of files that cannot be read.
 
     Args:
         config: its config.json, as `trainer.model.target.read_config` gives it.
+        random: its weights are not the folder's, but random ones.
     """
     tied = config.get("tie_word_embeddings")
     return TargetIdentity(
@@ -89,7 +94,8 @@ def identify(folder: Path, config: Mapping[str, Any]) -> TargetIdentity:
         model_type=config.get("model_type"),
         tie_word_embeddings=tied if isinstance(tied, bool) else None,
         tokenizer_sha256=_digest_of_vocabulary(folder / "tokenizer.json"),
-        final_norm_sha256=_digest_of_final_norm(folder),
+        final_norm_sha256=None if random else _digest_of_final_norm(folder),
+        weights="random" if random else None,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from trainer.config import Evaluate
 from trainer.evaluation.evaluator import Figure, Measurement
+from trainer.model.random_target import WORTHLESS
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,16 @@ def _equal(figure: Figure) -> str:
 
 
 def make_report(
-    section: Evaluate, before: Measurement | None, after: Measurement, lookup: Measurement, repetition: float
+    section: Evaluate,
+    before: Measurement | None,
+    after: Measurement,
+    lookup: Measurement,
+    repetition: float,
+    random_target: bool = False,
 ) -> Report:
-    """All figures of a run. `before` is None when only a finished drafter was measured."""
+    """All figures of a run. `before` is None when only a finished drafter was measured; figures of a
+    target of random weights are called worthless.
+    """
 
     def line(name: str, pick: str, part: str) -> list[str]:
         cells = [
@@ -69,6 +77,8 @@ def make_report(
         f"{repetition:.0%} of the 8-grams in the target's greedy text are repeats: they flatter drafters",
         *_lookup_note(after, lookup),
     ]
+    if random_target:
+        headline, notes = f"RANDOM TARGET, worth nothing: {headline}", [WORTHLESS, *notes]
     return Report(headline, ["acceptance length", "before", "after", "prompt lookup"], rows, notes, lossless)
 
 

@@ -18,6 +18,7 @@ from trainer.machine import usable_cores
 from trainer.model.drafter import Drafter
 from trainer.model.init import copy_target_layers
 from trainer.model.pair import check_tokenizer, dimension, drafter_config, mask_token_id
+from trainer.model.random_target import RANDOM, WORTHLESS, random_target
 from trainer.model.target import Target, load_target, read_config
 from trainer.model.target_identity import identify
 
@@ -81,11 +82,16 @@ def assemble(config: TrainConfig, say: Say) -> Assembled:
     vocabulary = dimension(raw, "vocab_size")
     tokenizer = load_tokenizer(path, vocabulary)
     mask_id = mask_token_id(config.drafter, tokenizer.get_vocab(), vocabulary)
-    identity, begun = identify(path, raw), None
+    identity, begun = identify(path, raw, config.target.weights == RANDOM), None
     if config.drafter.init == "drafter":
         begun = begin_with(config.drafter, mask_id, identity, raw, str(path))
     shape = begun.config if begun else drafter_config(config.drafter, raw, mask_id, identity)
-    target = load_target(path, shape.taps, target_dtype(config.target, device), device)
+    dtype = target_dtype(config.target, device)
+    if config.target.weights == RANDOM:
+        say(WORTHLESS)
+        target = random_target(path, shape.taps, dtype, device, config.seed)
+    else:
+        target = load_target(path, shape.taps, dtype, device)
     if config.data.continuations and set(target.layer_types) != {"full_attention"}:
         kinds = ", ".join(sorted(set(target.layer_types)))
         raise ConfigError(
@@ -110,6 +116,7 @@ def assemble(config: TrainConfig, say: Say) -> Assembled:
     facts = {
         "target": {
             "path": str(path),
+            "weights": config.target.weights,
             "architecture": kind,
             "layers": shape.num_target_layers,
             "hidden_size": shape.hidden_size,

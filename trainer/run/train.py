@@ -19,6 +19,7 @@ from trainer.data.packing import Rows
 from trainer.data.prompts import draw_prompts
 from trainer.errors import ConfigError, Stopped
 from trainer.evaluation.evaluator import Evaluator, Measurement
+from trainer.model.random_target import RANDOM, WORTHLESS
 from trainer.run.console import Console, Plain
 from trainer.run.loop import AFTER_SHARE, SAVE_RESERVE_S, Trainer
 from trainer.run.report import Report, make_report
@@ -80,6 +81,8 @@ def run(
         files.folder,
     )
     _say_data(data, say)
+    if config.target.weights == RANDOM:
+        files.note(WORTHLESS)
     facts = _facts(config, parts, data, optimizer)
     if chosen is not None:
         known = {key: facts[key] for key in ("target", "data")}
@@ -110,7 +113,8 @@ def run(
     total = config.budget.total_s
     limit = None if total is None else max(AFTER_SHARE / 2 * total, total - files.elapsed_s - SAVE_RESERVE_S)
     after = evaluator.measure(parts.drafter, limit_s=limit)
-    report = make_report(config.evaluate, before, after, evaluator.lookup(), evaluator.repetition)
+    random = config.target.weights == RANDOM
+    report = make_report(config.evaluate, before, after, evaluator.lookup(), evaluator.repetition, random)
     best = max(after.greedy.acceptance_length, trainer.progress.best)
     files.record({"acceptance_length": round(after.greedy.acceptance_length, 4)})
     files.summarise(
