@@ -20,7 +20,8 @@ from trainer.errors import ConfigError
 from trainer.model.drafter_config import from_json, read_rope
 from trainer.model.pair import check_pair, check_tokenizer, drafter_config, mask_token_id
 from trainer.model.taps import check_taps, default_taps
-from trainer.model.target import Target, load_target, read_config
+from trainer.model.target import Target, load_target
+from trainer.model.target_files import read_config
 
 TAPS = (0, 2, 4)
 

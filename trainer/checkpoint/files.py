@@ -28,7 +28,7 @@ from trainer.checkpoint import optimizer_state
 from trainer.checkpoint.tensorfile import write_pieces, write_tensors
 from trainer.errors import ConfigError, TrainerError
 from trainer.model.drafter import Drafter
-from trainer.model.drafter_config import DrafterConfig, from_json
+from trainer.model.drafter_config import read_drafter_config
 from trainer.training.optim import DrafterOptimizer
 
 VERSION = 2
@@ -239,23 +239,6 @@ def restore_generators(states: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(states[f"{RNG}cpu"])
     if torch.cuda.is_available() and f"{RNG}cuda" in states:
         torch.cuda.set_rng_state(states[f"{RNG}cuda"])
-
-
-def read_drafter_config(folder: Path) -> DrafterConfig:
-    """The shape of the drafter in `folder`, without its weights.
-
-    Raises:
-        ConfigError: no drafter there, or not a readable one.
-    """
-    path = folder / "config.json"
-    try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except FileNotFoundError:
-        raise ConfigError(
-            "no drafter there", where=str(path), next="name a step-* folder of checkpoints/"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not a JSON file: {error}", where=str(path)) from None
 
 
 def load_drafter(folder: Path) -> Drafter:

@@ -89,12 +89,13 @@ def show(
     def work() -> None:
         from rich.console import Console
 
-        from trainer.data import show as looking
         from trainer.data.store import Store
 
         folder = target
         if file.is_dir():
             folder = target or Path(Store(file).target)
+            from trainer.data import show as looking  # torch comes in here, after what can be refused
+
             documents = looking.row_of_store(file, row, row_tokens, seed, long)
         else:
             if folder is None:
@@ -102,6 +103,8 @@ def show(
             if not file.is_file():
                 raise ConfigError("no such file", where=str(file))
             settings = settings_of(folder, mode_of(thinking, arguments, date), template_file, turns, 16)
+            from trainer.data import show as looking
+
             documents = looking.row_of_file(file, row, settings)
         looking.show(documents, folder, Console(highlight=False))
 

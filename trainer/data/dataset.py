@@ -19,8 +19,8 @@ from trainer.data.store import Store, find_store
 from trainer.data.stored import StoredRows
 from trainer.errors import ConfigError
 from trainer.model.target import States, Target
+from trainer.model.target_files import find_target
 from trainer.run.bad_rows import newly_bad
-from trainer.run.setup import find_target
 from trainer.training.objective import needed_width
 from trainer.training.step import Batch, without_bad_rows
 

@@ -144,10 +144,7 @@ def regenerate(
     Raises:
         ConfigError: no such input; the output is there or was begun with other settings.
     """
-    if not source.is_file():
-        raise ConfigError("no such file", where=str(source))
-    if out.exists():
-        raise ConfigError("is there already", where=str(out), next="remove it, or name another --out")
+    refuse_files(source, out)
     known = {"input": lines.file_digest(source), **settings}
     total = sum(1 for _ in jobs(source))
     with Journal(out, known, window) as journal:
@@ -167,6 +164,14 @@ def regenerate(
         counts = journal.counts
         journal.finish(str(source))
     return counts
+
+
+def refuse_files(source: Path, out: Path) -> None:
+    """Raises ConfigError: no such input, or the output is there."""
+    if not source.is_file():
+        raise ConfigError("no such file", where=str(source))
+    if out.exists():
+        raise ConfigError("is there already", where=str(out), next="remove it, or name another --out")
 
 
 def report(counts: Counts, out: Path) -> list[str]:

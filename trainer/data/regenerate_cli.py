@@ -47,11 +47,12 @@ def regenerate(
     """Let the target write all answers itself; what was interrupted goes on where it stopped."""
 
     def work() -> None:
-        from trainer.data.regenerate import Sampling, report
+        from trainer.data.regenerate import Sampling, refuse_files, report
         from trainer.data.regenerate import regenerate as run
 
         if (target is None) == (server is None):
             raise ConfigError("one of --target and --server is needed", next="see --help")
+        refuse_files(source, out)
         mode = mode_of(thinking, arguments, date)
         sampling = Sampling(temperature, top_p, top_k, max_new_tokens, seed)
         known: dict[str, Any] = {**dataclasses.asdict(sampling), **dataclasses.asdict(mode)}
@@ -79,10 +80,13 @@ def _local(
     device: str,
     window: int,
 ) -> Answering:
-    from trainer.data.local import LocalTarget
+    from trainer.data.chat_template import load
 
     if not target.is_dir():
         raise ConfigError("no such folder", where=f"--target {target}")
+    load(target, mode, template_file)  # refused before torch is imported
+    from trainer.data.local import LocalTarget
+
     return LocalTarget(target, mode, template_file, sampling, batch, device).answering(window)
 
 

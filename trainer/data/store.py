@@ -20,6 +20,7 @@ import fcntl
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +72,7 @@ class Writer:
     def __init__(self, folder: Path, chunk_bytes: int) -> None:
         self.final = folder
         self.partial = folder.with_name(folder.name + ".partial")
+        self._new = [place for place in (self.partial, *self.partial.parents) if not place.exists()]
         self.partial.mkdir(parents=True, exist_ok=True)
         self._lock = (self.partial / "lock").open("w")
         try:
@@ -171,12 +173,23 @@ class Writer:
             file.close()
         self._lock.close()
 
+    def _leave_nothing(self) -> None:
+        """Take away what was begun when no chunk is in it, and the folders that were made for it."""
+        for name in (*PARTS, "lock"):  # the lock last: nobody else takes a folder that is going
+            (self.partial / name).unlink(missing_ok=True)
+        with suppress(OSError):  # not empty: somebody else's things, and so is what is above
+            self.partial.rmdir()
+            for place in self._new[1:]:
+                place.rmdir()
+
     def __enter__(self) -> Writer:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None and not self.journal.chunks:
+            self._leave_nothing()
         self.close()
 
 

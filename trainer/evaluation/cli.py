@@ -42,13 +42,18 @@ def eval(
     prepare_environment()
 
     def work() -> None:
-        from trainer.evaluation.evaluate_checkpoint import Questions, evaluate_checkpoint
+        from trainer.evaluation.given import Questions, read_pair
+
+        asked = Questions(sets, mode_of(thinking, arguments, date), template_file) if sets else None
+        pair = read_pair(checkpoint, target)  # refuses what it can before torch is imported
+        if asked is not None:
+            asked.read(pair.target, pair.encoder, prompts)
+        from trainer.evaluation.evaluate_checkpoint import evaluate_checkpoint
         from trainer.evaluation.measure import Options
         from trainer.evaluation.tables import document, evaluation_report
 
         section = Evaluate(prompts=prompts, new_tokens=new_tokens, temperature=temperature or 1.0)
         options = Options(dtype, device, batch, sampled=temperature > 0)
-        asked = Questions(sets, mode_of(thinking, arguments, date), template_file) if sets else None
         found = evaluate_checkpoint(checkpoint, target, section, seed, options, asked, say)
         if as_json:
             print(json.dumps(document(found), indent=2))

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from trainer.checkpoint.files import load_drafter, read_drafter_config
+from trainer.checkpoint.files import load_drafter
 from trainer.config import Evaluate
-from trainer.data.chat_template import Mode
-from trainer.data.encoding import Encoder
 from trainer.errors import TrainerError
 from trainer.evaluation.decode import RereadTarget, reader
 from trainer.evaluation.figures import repeated_ngrams
+from trainer.evaluation.given import Questions, read_pair
 from trainer.evaluation.measure import Bench, Found, Options, SetResult
-from trainer.evaluation.prompt_sets import PromptSet, held_out, questions
+from trainer.evaluation.prompt_sets import held_out
 from trainer.machine import usable_cores
-from trainer.model.pair import check_pair, dimension
-from trainer.model.target import load_target, read_config
-from trainer.run.setup import choose_device, find_target, load_tokenizer
+from trainer.model.target import load_target
+from trainer.run.setup import choose_device
 
 
 class NotLossless(TrainerError):
     """Greedy speculative text is not the target's own."""
 
     exit_code = 4
-
-
-@dataclass(frozen=True)
-class Questions:
-    """Files of evaluation sets, and how the target's template asks them."""
-
-    files: list[Path]
-    mode: Mode = field(default_factory=Mode)
-    template_file: Path | None = None
-
-    def read(self, target: Path, encoder: Encoder, limit: int) -> list[PromptSet]:
-        return questions(self.files, target, encoder, self.mode, self.template_file, limit)
 
 
 @dataclass(frozen=True)
@@ -102,11 +88,8 @@ def evaluate_checkpoint(
     """
     options = options or Options()
     torch.set_num_threads(usable_cores())
-    place = find_target(target_path)
-    raw, shape = read_config(place), read_drafter_config(folder)
-    check_pair(shape, raw, str(folder), str(place))
-    load_tokenizer(place, dimension(raw, "vocab_size"))  # refuses one that does not fit
-    encoder = Encoder(place)
+    pair = read_pair(folder, target_path)
+    place, shape, encoder = pair.target, pair.shape, pair.encoder
     if asked is None:
         sets = held_out(encoder, section.prompts, section.prompt_tokens, seed)
     else:

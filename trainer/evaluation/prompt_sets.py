@@ -17,7 +17,6 @@ from trainer.data.chat_template import ChatTemplate, Mode
 from trainer.data.encoding import Encoder
 from trainer.data.evalsets import Question
 from trainer.data.lines import BadRow
-from trainer.data.prompts import draw_prompts
 from trainer.errors import ConfigError
 
 
@@ -74,6 +73,8 @@ def given(name: str, prompts: Sequence[list[int]]) -> PromptSet:
 
 def held_out(encoder: Encoder, count: int, tokens: int, seed: int) -> list[PromptSet]:
     """Text of the standard library that no training of this program sees. Raises DataError: there is none."""
+    from trainer.data.prompts import draw_prompts  # torch comes in here
+
     return [given("stdlib", draw_prompts(encoder.tokenizer, count, tokens, True, seed).tolist())]
 
 

@@ -39,6 +39,9 @@ def export(
     """Write a drafter as servers load it; every name, shape and key is checked, and read back."""
 
     def work() -> None:
+        from trainer.export.given import for_export
+
+        for_export(checkpoint, out, format, target)  # refuses what it can before torch is imported
         from trainer.export.commands import export as run
 
         tell(run(checkpoint, out, format, target, target_name, dtype, head), as_json)
@@ -57,6 +60,9 @@ def import_(
     """Read a published drafter, so that it can be measured and trained on."""
 
     def work() -> None:
+        from trainer.export.given import for_import
+
+        for_import(source, out, target)  # refuses what it can before torch is imported
         from trainer.export.commands import import_drafter
 
         tell(import_drafter(source, out, target), as_json)

@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.files import load_drafter, read_drafter_config
+from trainer.checkpoint.files import load_drafter
 from trainer.errors import ConfigError, TrainerError
-from trainer.export.files import CONFIG, read_json, read_tensors, weight_files, write_folder
-from trainer.export.files import header as header_of
+from trainer.export.files import read_tensors, write_folder
+from trainer.export.given import for_export, for_import
 from trainer.export.hf import read_hf
 from trainer.export.names import body_shapes, check_names, head_shapes
-from trainer.export.speculators import read_speculators, speculators_json, target_name
+from trainer.export.speculators import read_speculators, speculators_json
 from trainer.export.start import recipe_lines
 from trainer.model.drafter_config import DrafterConfig
-from trainer.model.pair import check_pair, dimension
-from trainer.model.target import read_config
+from trainer.model.folder import CONFIG, weight_files
+from trainer.model.folder import header as header_of
+from trainer.model.target_files import read_config
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 FORMATS = ("hf", "speculators")
@@ -75,23 +76,8 @@ def export(
         ConfigError: no such drafter or target, they do not fit, or `out` is there.
         TrainerError: it cannot be written, or does not read back as it should.
     """
-    config = read_drafter_config(checkpoint)
-    if config.target.weights is not None:
-        raise ConfigError(
-            f"this drafter was trained on {config.target}: it foretells nothing, and is not for serving",
-            where=str(checkpoint),
-            next="train with target.weights: file",
-        )
-    raw = None
-    if target is not None:
-        raw = read_config(target)
-        check_pair(config, raw, str(checkpoint), str(target))
-    elif format == "speculators":
-        raise ConfigError(
-            "the speculators layout names the target and carries its embedding and head",
-            where=str(out),
-            next="name the target's folder with --target",
-        )
+    given = for_export(checkpoint, out, format, target)
+    config, raw = given.config, given.raw
     wide = load_drafter(checkpoint).state_dict()
     state = {key: tensor.to(DTYPES[dtype]) for key, tensor in wide.items()}
     shapes = body_shapes(config)
@@ -181,24 +167,10 @@ def import_drafter(source: Path, out: Path, target: Path | None) -> Done:
         ConfigError: not a plain DFlash drafter, weights that are missing, unknown or of another shape, or
             made for another target.
     """
-    where = str(source / CONFIG)
-    data = read_json(source / CONFIG, "no drafter there", "name a folder with config.json and safetensors")
-    foreign = "speculators_model_type" in data
-    if target is None and foreign:
-        named = target_name(data)
-        target = Path(named) if named and (Path(named) / CONFIG).is_file() else None
-    raw = read_config(target) if target is not None else None
-    layers = None if raw is None else dimension(raw, "num_hidden_layers")
-    config = (read_speculators if foreign else read_hf)(data, layers, where)
-    if raw is not None:
-        check_pair(config, raw, where, str(target))
-    if (source / "mask_embedding.pt").exists():
-        raise ConfigError(
-            "it has a mask embedding of its own; here the mask token is a row of the target's embedding",
-            where=str(source / "mask_embedding.pt"),
-        )
+    given = for_import(source, out, target)
+    config = given.config
     tensors = read_tensors(weight_files(source))
-    state = drafters_own(tensors, config, target, str(source))
+    state = drafters_own(tensors, config, given.target, str(source))
     state = {name: tensor.float() for name, tensor in state.items()}
     write_folder(out, config.to_json("float32"), state)
     verify(out, config, state, "hf")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,59 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trainer.errors import ConfigError, TrainerError
+from trainer.model.folder import CONFIG, WEIGHTS, header, refuse_existing
 
-WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-
-
-def read_json(path: Path, missing: str, next: str = "") -> dict[str, Any]:
-    """The keys and values in a JSON file.
-
-    Raises:
-        ConfigError: `missing` when there is no such file; not JSON, or not keys and values.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{missing} ({error.strerror})", where=str(path), next=next) from None
-    except ValueError as error:  # broken JSON, or not UTF-8
-        raise ConfigError(f"not a JSON file: {error}", where=str(path)) from None
-    if not isinstance(data, dict):
-        raise ConfigError("keys and values are expected", where=str(path))
-    return data
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model: one, or the shards that its index names.
-
-    Raises:
-        ConfigError: neither is there.
-    """
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    index = read_json(folder / INDEX, f"no weights: neither {WEIGHTS} nor its index")
-    shards = index.get("weight_map")
-    if not isinstance(shards, dict):
-        raise ConfigError("no weight_map in it", where=str(folder / INDEX))
-    return [folder / name for name in sorted(set(shards.values()))]
-
-
-def header(path: Path) -> dict[str, Any]:
-    """A safetensors file's table of contents, name -> dtype and shape; no tensor is read.
-
-    Raises:
-        ConfigError: not such a file.
-    """
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > path.stat().st_size:
-                raise ValueError("its table of contents is longer than the file")
-            table: dict[str, Any] = json.loads(file.read(length))
-    except (OSError, ValueError, struct.error) as error:
-        raise ConfigError(f"cannot read the weights: {error}", where=str(path)) from None
-    table.pop("__metadata__", None)
-    return table
 
 
 def read_tensors(
@@ -114,8 +63,7 @@ def write_folder(folder: Path, config: Mapping[str, Any], state: Mapping[str, Te
     broken = sorted(name for name, tensor in state.items() if not bool(tensor.isfinite().all()))
     if broken:
         raise TrainerError(f"weight {broken[0]} is not finite; nothing was written", where=str(folder))
-    if folder.exists():
-        raise ConfigError("is there already", where=str(folder), next="name a new folder")
+    refuse_existing(folder)
     aside = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
     try:
         aside.mkdir(parents=True)

@@ -7,8 +7,10 @@ transformers 5 (rope_parameters).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trainer.errors import ConfigError
@@ -170,6 +172,23 @@ def from_json(data: Any, where: str = "config.json") -> DrafterConfig:
         pad_token_id=data.get("pad_token_id"),
         target=target_identity.from_json(own.get("target_identity"), f"{where}: dflash_config"),
     )
+
+
+def read_drafter_config(folder: Path) -> DrafterConfig:
+    """The shape of the drafter in `folder`, without its weights.
+
+    Raises:
+        ConfigError: no drafter there, or not a readable one.
+    """
+    path = folder / "config.json"
+    try:
+        return from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except FileNotFoundError:
+        raise ConfigError(
+            "no drafter there", where=str(path), next="name a step-* folder of checkpoints/"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not a JSON file: {error}", where=str(path)) from None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
+from trainer.model.prefill import Prefill
 from trainer.model.taps import check_taps
+from trainer.model.within import dense_within, first_seen
 
 PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 # Keys by which some decoders scale or bend what embedding or head give, and the value that does nothing.
@@ -40,27 +41,6 @@ class States:
     final: Tensor | None = (
         None  # [R, S, H], what the head reads; None when the target stopped at its last tap
     )
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The target's config.json, its text part when it also has others.
-
-    Raises:
-        ConfigError: no such folder, or not JSON.
-    """
-    where = str(path / "config.json")
-    try:
-        data = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            "no target there", where=where, next="check target.path, or deploy the target's folder"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"not a JSON file: {error}", where=where) from None
-    text = data.get("text_config") or data if isinstance(data, dict) else None
-    if not isinstance(text, dict):
-        raise ConfigError("not the configuration of a model: keys and values are expected", where=where)
-    return {**text, "architectures": data.get("architectures") or text.get("architectures")}
 
 
 class Target:
@@ -98,6 +78,7 @@ class Target:
             self.decoder.layers[tap].register_forward_hook(self._recorder(tap))
         parameters = inspect.signature(type(self.decoder).forward).parameters
         self.cache_keyword = "cache" if "cache" in parameters else "past_key_values"
+        self.prefill = Prefill(self)
 
     @property
     def device(self) -> torch.device:
@@ -129,7 +110,9 @@ class Target:
         model = copy.deepcopy(self.model)
         for layer in model.get_decoder().layers:  # type: ignore[operator]
             layer._forward_hooks.clear()  # they record for this target
-        return Target(model.to(device), self.taps)
+        made = Target(model.to(device), self.taps)
+        made.prefill.like(self.prefill)
+        return made
 
     def _recorder(self, tap: int) -> Any:
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -187,26 +170,48 @@ class Target:
         arguments: dict[str, Any] = {"use_cache": cache is not None}
         if cache is not None:
             arguments[self.cache_keyword] = cache
+        return self.recorded(
+            decoder, full, input_ids=tokens, position_ids=positions, attention_mask=mask, **arguments
+        )
+
+    def recorded(self, decoder: Any, full: bool, **arguments: Any) -> States:
+        """States of one call of a decoder that has this target's layers."""
         with self.recording() as recorded:
-            output = decoder(input_ids=tokens, position_ids=positions, attention_mask=mask, **arguments)
+            output = decoder(**arguments)
             return States(self.join(recorded), output.last_hidden_state if full else None)
 
-    def states(self, tokens: Tensor, positions: Tensor, documents: Tensor, full: bool = False) -> States:
+    def states(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        documents: Tensor,
+        full: bool = False,
+        single: bool | None = None,
+        again: bool = True,
+    ) -> States:
         """States of packed rows in which no document sees another.
 
         Args:
             tokens, positions, documents: [R, S]; documents rise along a row; positions restart with each.
+            single: every row is one document, if whoever has the rows on the host knows; None: looked at only
+                where that costs no wait for a device.
+            again: rows of this shape will come again, so it pays to compile for them.
         """
-        if bool((documents == documents[:, :1]).all()):
+        if single is None and not documents.is_cuda:
+            single = is_single(documents)
+        if self.prefill.ready:
+            return self.prefill.read(tokens, positions, documents, full, bool(single), again)
+        if single or is_single(documents):
             return self.run(tokens, positions, full=full)
-        if set(self.layer_types) == {"full_attention"}:
-            return self.run(tokens, positions, mask=document_mask(documents), full=full)
-        return self._one_document_at_a_time(tokens, positions, documents, full)
+        plain = set(self.prefill.windows) == {None} and self.attention_only
+        if plain and self.config._attn_implementation == "sdpa":
+            return self.run(tokens, positions, mask=dense_within(first_seen(documents, None)), full=full)
+        return self.one_document_at_a_time(tokens, positions, documents, full)
 
-    def _one_document_at_a_time(
+    def one_document_at_a_time(
         self, tokens: Tensor, positions: Tensor, documents: Tensor, full: bool
     ) -> States:
-        """For targets whose layers slide or carry a state: correct for every architecture, and slow."""
+        """The definition of `states`: right for every architecture, and slow."""
         taps = torch.zeros(
             *tokens.shape, len(self.taps) * self.hidden_size, dtype=self.dtype, device=self.device
         )
@@ -235,11 +240,9 @@ class Target:
         return torch.nn.functional.linear(hidden, self.head_weight)
 
 
-def document_mask(documents: Tensor) -> Tensor:
-    """[R, 1, S, S] bool: causal, and within one document."""
-    size = documents.shape[1]
-    causal = torch.ones(size, size, dtype=torch.bool, device=documents.device).tril()
-    return (causal & (documents[:, :, None] == documents[:, None, :]))[:, None]
+def is_single(documents: Tensor) -> bool:
+    """Whether every row is one document. Waits for a device that the rows are on."""
+    return bool((documents == documents[:, :1]).all())
 
 
 def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: torch.device) -> Target:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.model.folder import header, read_floats, weight_files
 
 FINAL_NORM = re.compile(r"(model\.)?(language_model\.)?(model\.)?norm\.weight")
 HUB_FOLDER = re.compile(r"models--(.+?)--(.+)")  # .../models--ORG--NAME/snapshots/REVISION
@@ -84,7 +84,7 @@ def identify(folder: Path, config: Mapping[str, Any], random: bool = False) -> T
     """The identity of the target in `folder`; nothing is known of files that cannot be read.
 
     Args:
-        config: its config.json, as `trainer.model.target.read_config` gives it.
+        config: its config.json, as `trainer.model.target_files.read_config` gives it.
         random: its weights are not the folder's, but random ones.
     """
     tied = config.get("tie_word_embeddings")
@@ -120,29 +120,12 @@ def _digest_of_vocabulary(path: Path) -> str | None:
 
 
 def _digest_of_final_norm(folder: Path) -> str | None:
-    from safetensors import SafetensorError, safe_open
-
     try:
-        files = _files_of_weights(folder)
+        files = {name: path for path in weight_files(folder) for name in header(path)}
         names = [name for name in files if FINAL_NORM.fullmatch(name)]
         if len(names) != 1:
             return None
-        with safe_open(files[names[0]], framework="pt") as file:
-            norm = file.get_tensor(names[0]).float()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError):
-        # Whoever loads the weights will say what is wrong with them.
+        norm = read_floats(files[names[0]], names[0])
+    except ConfigError:  # whoever loads the weights will say what is wrong with them
         return None
-    return hashlib.sha256(norm.numpy().tobytes()).hexdigest()
-
-
-def _files_of_weights(folder: Path) -> dict[str, Path]:
-    """Which file holds which tensor."""
-    from safetensors import safe_open
-
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        table = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / file for name, file in table.items()}
-    path = folder / "model.safetensors"
-    with safe_open(path, framework="pt") as file:
-        return dict.fromkeys(file.keys(), path)
+    return hashlib.sha256(norm.tobytes()).hexdigest()

@@ -17,26 +17,13 @@ from trainer.export.start import begin_with
 from trainer.machine import usable_cores
 from trainer.model.drafter import Drafter
 from trainer.model.init import copy_target_layers
-from trainer.model.pair import check_tokenizer, dimension, drafter_config, mask_token_id
+from trainer.model.pair import dimension, drafter_config, mask_token_id
 from trainer.model.random_target import RANDOM, WORTHLESS, random_target
-from trainer.model.target import Target, load_target, read_config
+from trainer.model.target import Target, load_target
+from trainer.model.target_files import find_target, load_tokenizer, read_config
 from trainer.model.target_identity import identify
 
 Say = Callable[[str], None]
-RELEASE = Path(__file__).resolve().parents[2]
-
-
-def find_target(path: str) -> Path:
-    """The target's folder: absolute, else relative to the working folder, else to the deployed release."""
-    places = [Path(path)] if Path(path).is_absolute() else [Path.cwd() / path, RELEASE / path]
-    for place in places:
-        if (place / "config.json").is_file():
-            return place
-    raise ConfigError(
-        f"no target (config.json) at {' or '.join(str(place) for place in places)}",
-        where="train.target.path",
-        next="check the path, or deploy the folder with the recipe's deploy.include",
-    )
 
 
 def choose_device(wish: str) -> torch.device:
@@ -49,18 +36,6 @@ def target_dtype(section: TargetSection, device: torch.device) -> torch.dtype:
     if section.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[section.dtype]
-
-
-def load_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError("the target has no tokenizer.json", where=str(path))
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise ConfigError(f"cannot read the tokenizer: {error}", where=str(path)) from None
-    check_tokenizer(tokenizer.get_vocab(), vocabulary, str(path))
-    return tokenizer
 
 
 @dataclass(frozen=True)

@@ -470,3 +470,21 @@ def test_the_meter_counts_from_where_work_goes_on(
     assert capsys.readouterr().err == (
         "prepare: 40.0 of 100.0 MB, 2.0 MB/s, 2,000 tokens/s, 30.0 s left, 3 bad rows\n"
     )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_stays_behind_when_the_first_chunk_was_not_done(
+    tmp_path: Path, chat_target: Make, workers: int
+) -> None:
+    source = write(tmp_path / "a.jsonl", *rows(30))
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("{% if %}")
+    settings = Settings(str(chat_target("chatml")), template_file=str(broken))
+    out = tmp_path / "deep" / "out"
+    with pytest.raises(ConfigError, match="the chat template is not valid"):
+        prepare([source], settings, out, ALL, workers, lambda text: None, chunk_bytes=500)
+    assert not (tmp_path / "deep").exists()
+    out.mkdir(parents=True)  # a person's own folder stays
+    with pytest.raises(ConfigError, match="the chat template is not valid"):
+        prepare([source], settings, out, ALL, workers, lambda text: None, chunk_bytes=500)
+    assert out.is_dir() and not list(out.iterdir())

@@ -19,7 +19,7 @@ from trainer.config import Optimizer
 from trainer.data.chat_template import Mode
 from trainer.data.encoding import Encoder
 from trainer.errors import ConfigError
-from trainer.evaluation.evaluate_checkpoint import Questions
+from trainer.evaluation.given import Questions
 from trainer.evaluation.prompt_sets import given, held_out
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target, load_target

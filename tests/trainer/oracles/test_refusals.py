@@ -31,7 +31,8 @@ from trainer.errors import ConfigError, TrainerError
 from trainer.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.pair import drafter_config
-from trainer.model.target import Target, read_config
+from trainer.model.target import Target
+from trainer.model.target_files import read_config
 from trainer.model.target_identity import identify
 from trainer.run.setup import assemble
 

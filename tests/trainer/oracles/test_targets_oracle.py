@@ -33,7 +33,8 @@ from transformers import (
 
 from trainer.config import Drafter as DrafterSection
 from trainer.model.pair import drafter_config
-from trainer.model.target import Target, load_target, read_config
+from trainer.model.target import Target, load_target
+from trainer.model.target_files import read_config
 
 LINEAR: dict[str, Any] = {
     "head_dim": 8,
