@@ -1,22 +1,21 @@
 """A compiled and a captured step give what an eager one gives; neither may go wrong in silence.
 
-On a CPU, graphs are played by a class that keeps its inputs as a graph does, and runs the function again. The
-real ones: tests/gpu/test_execution.py. Compiling stops before the C++ compiler, whose time is not ours.
+On a CPU, graphs are played by replayed.py. The real ones: tests/gpu/test_execution.py. Compiling stops before
+the C++ compiler, whose time is not ours.
 
 Run: python -m pytest tests/trainer/test_execution.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from replayed import Kept, Stale
 from test_passes import Case, assert_equal, makers
 from test_step import LAYERS, documents, settings
-from torch import Tensor
 
 from trainer import config as configs
 from trainer.data.packing import pack
@@ -25,31 +24,6 @@ from trainer.training import execution
 from trainer.training.execution import CapturedGradients, Execution, captured
 
 __all__ = ["makers"]  # the fixture
-
-
-class Kept:
-    """Inputs at fixed places, outputs that the next run overwrites."""
-
-    def __init__(self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]) -> None:
-        self.function, self.inputs = function, [each.clone() for each in inputs]
-        self.outputs = function(self.inputs)  # warming up adds to gradients, as it does on a GPU
-
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        for held, new in zip(self.inputs, inputs, strict=True):
-            held.copy_(new)
-        return self.function(self.inputs)
-
-
-class Stale(Kept):
-    """One that does not take some of its new inputs."""
-
-    places: tuple[int, ...] = ()
-
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        for place, (held, new) in enumerate(zip(self.inputs, inputs, strict=True)):
-            if place not in self.places:
-                held.copy_(new)
-        return self.function(self.inputs)
 
 
 @pytest.fixture

@@ -27,10 +27,12 @@ from trainer.bench.flops import (
     products,
 )
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
-from trainer.bench.targets import make_target, target_products
+from trainer.bench.targets import causal_pairs, documents_of, make_target, target_products
+from trainer.errors import TrainerError
 from trainer.model.flex import flex_mask
 from trainer.model.mask import bounds, dense_mask, mask_mod
 from trainer.model.tiles import tile_map
+from trainer.model.within import first_seen
 from trainer.training.compiled import where_it_pays
 from trainer.training.loss import CHUNK_LOGITS, Kind, head_loss
 from trainer.training.objective import choose_anchors, draw
@@ -54,6 +56,9 @@ class Settings:
     precision: str = "auto"
     device: str = "auto"
     repeats: int = 5
+    attention: str | None = None  # of the target: sdpa | flex; None: as a run would
+    compile: bool | None = None  # the target's layers; None: as a run would
+    documents: int | None = None  # in each row that the target reads; None: one
 
     @property
     def rows(self) -> int:
@@ -78,6 +83,8 @@ def problems(settings: Settings) -> list[str]:
         found.append(f"{settings.micro_rows} micro rows do not divide {settings.rows} rows")
     elif settings.width > settings.row_tokens - SHAPES[settings.shape].block:
         found.append(f"a row of {settings.row_tokens} tokens has no room for {settings.width} anchors")
+    if (settings.documents or 1) > settings.row_tokens:
+        found.append(f"a row of {settings.row_tokens} tokens cannot hold {settings.documents} documents")
     if settings.device == "cuda" and not torch.cuda.is_available():
         found.append("torch sees no CUDA device")
     return found
@@ -130,11 +137,11 @@ def bench_step(settings: Settings) -> dict[str, Any]:
         for start in range(0, settings.rows, size):
             part = slice(start, start + size)
             weight = weight + step.gradients(batch.part(part), [uniform[part]]).weight
-        return optimizer.step(1.0, weight)
+        return optimizer.step(1.0, weight, step.execution.update)
 
     whole()  # moments and gradients are there now: what comes on top is the step's own
     held = timing.reset_peak(device)
-    seconds = timing.timed(whole, device, settings.repeats, warmup=2)
+    seconds = timing.timed(whole, device, settings.repeats, warmup=3)  # one captures the update
     peak = timing.peak_gib(device)
     blocks = step.blocks(batch.rows, uniform)
     counts = [
@@ -240,41 +247,63 @@ def bench_mask(settings: Settings) -> dict[str, Any]:
     return found
 
 
+def asked_of(settings: Settings) -> tuple[str, bool]:
+    """Attention and compiling of the bench's target: as wished, else as a run would choose."""
+    cuda = settings.where.type == "cuda"
+    wish = settings.compile
+    return settings.attention or ("flex" if cuda else "sdpa"), cuda if wish is None else wish
+
+
 def bench_target(settings: Settings) -> dict[str, Any]:
-    """The target's prefill up to its last tap, rows of one document each."""
+    """The target's prefill up to its last tap.
+
+    Raises:
+        TrainerError: it cannot be run as wished, and another way's figures would mislead.
+    """
     shape, device = SHAPES[settings.shape], settings.where
-    target = make_target(shape, device)
+    target, prefill = make_target(shape, device), asked_of(settings)
+    target.prefill.attention, target.prefill.compile = prefill
     layers = target.taps[-1] + 1
     size = (settings.rows, settings.row_tokens)
     tokens = torch.randint(1024, size, device=device)
-    positions = torch.arange(settings.row_tokens, device=device).expand(size).contiguous()
-    documents = torch.zeros_like(tokens)
+    documents = documents_of(*size, settings.documents or 1).to(device)
+    positions = torch.arange(settings.row_tokens, device=device) - first_seen(documents, None)
+    single = settings.documents in (None, 1)
     step_rows = settings.micro_rows or settings.rows
 
     def whole() -> None:
         for start in range(0, settings.rows, step_rows):
             part = slice(start, start + step_rows)
-            target.states(tokens[part], positions[part], documents[part])
+            target.states(tokens[part], positions[part], documents[part], single=single)
 
     held = timing.reset_peak(device)
     seconds = timing.timed(whole, device, settings.repeats, warmup=1)
     peak = timing.peak_gib(device)
+    if not target.prefill.ready or (target.prefill.attention, target.prefill.compile) != prefill:
+        raise TrainerError(
+            f"attention {prefill[0]}, compile {prefill[1]} does not work here, see above",
+            where="bench target",
+            next="choose another way: --attention sdpa, --no-compile",
+        )
     made = target_products(shape, step_rows * settings.row_tokens, layers)
     micro = settings.rows // step_rows
     alone = micro * timing.products_s(made, target.dtype, device, settings.repeats)
-    # Causal: each token sees itself and those before it; two products forward.
-    seen = settings.rows * settings.row_tokens * (settings.row_tokens + 1) // 2
-    attention = 4 * shape.target_heads * shape.head_size * seen * layers
+    seen = causal_pairs(documents)
+    attention = 4 * shape.target_heads * shape.head_size * seen * layers  # two products forward
     flop = micro * sum(product.flop for product in made) + attention
     return {
         **_base("target", settings),
+        "attention": prefill[0],
+        "compile": prefill[1],
+        "documents": settings.documents or 1,
         "layers_run": layers,
+        "pairs": seen,
         "ms": 1e3 * seconds,
         "tok_s": settings.context_tokens / seconds,
         **_against_products(flop, seconds, alone, held, peak, settings),
         "absent_kernels": [name for name in KERNELS if importlib.util.find_spec(name) is None],
         "formula": "2*M*K*N for q, k, v, o, gate, up, down of the layers up to the last tap; attention: "
-        "4 * heads * head size for each causal pair; no head",
+        "4 * heads * head size for each pair of a token and one that it sees in its document; no head",
     }
 
 

@@ -102,6 +102,8 @@ class Trainer:
             self.config, self.parts, self.data, self.order, self.step, self.optimizer, self.writer, self.say
         )
         self.looks.prepare()
+        if self.config.execution == "captured" and not self.optimizer.capturable:
+            self.say("captured: the update stays eager, for Muon's learning rate is the host's")
 
     # Training
 
@@ -202,7 +204,7 @@ class Trainer:
         """
         assert self.work is not None
         sums, bad = self.work.gradients(number)
-        norm = self.optimizer.step(factor, sums.weight)
+        norm = self.optimizer.step(factor, sums.weight, self.step.execution.update)
         self.work.updated()
         self.bad_steps.saw(number, norm)
         return sums, norm, bad

@@ -2,7 +2,8 @@
 
     eager     operation by operation; what where_it_pays names is compiled on a GPU all the same
     compiled  the context's and the blocks' forward each as one compiled graph, backward with it
-    captured  compiled, and forward and backward of a micro-batch replayed as one CUDA graph
+    captured  compiled, forward and backward of a micro-batch replayed as one CUDA graph, the optimizer's
+              update as another (captured_update.py)
 
 A graph replays addresses, not values, so everything that it reads is copied into tensors of its own, and
 masks, labels and anchors are made inside. Nothing random is: anchors come from numbers that are drawn before.
@@ -14,22 +15,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from trainer.data.packing import Rows
-from trainer.errors import ConfigError, Refused, TrainerError
+from trainer.errors import ConfigError, TrainerError
 from trainer.model.drafter import Drafter
 from trainer.model.target import States
+from trainer.training.captured_update import CapturedUpdates
+from trainer.training.graphs import WARMUP, Graph, Replayable, hold
 from trainer.training.loss import Sums
-
-WARMUP = 2  # runs of a shape in which it may compile: the second meets gradients that are there already
-GATE_ERROR = (
-    0.02  # relative; bfloat16 sums in another order differ by less, a graph that reads old data by more
-)
+from trainer.training.optim import DrafterOptimizer
 
 Run = Callable[[Any, Sequence[Tensor]], Sums]
 """(batch, uniforms) -> loss sums, gradients added to the parameters': `DrafterStep.gradients` as written."""
@@ -57,6 +56,7 @@ class Execution:
             self._context, self._blocks = compiled(drafter.context_keys_values), compiled(drafter.forward)
         self._runs: Counter[tuple[object, ...]] = Counter()
         self._graphs: dict[tuple[object, ...], CapturedGradients] = {}
+        self._updates = CapturedUpdates()
 
     @property
     def context(self) -> Callable[..., Any]:
@@ -93,6 +93,12 @@ class Execution:
             )
         return sums
 
+    def update(self, optimizer: DrafterOptimizer, weight: Tensor) -> Tensor:
+        """`optimizer.update`, in this mode. Raises Refused: a graph gives something else."""
+        if self.mode == "captured" and optimizer.capturable:
+            return self._updates(optimizer, weight)
+        return optimizer.update(weight)
+
 
 def _inputs(batch: Any, uniforms: Sequence[Tensor]) -> list[Tensor]:
     """All tensors that a micro-batch's gradients depend on, weights aside."""
@@ -104,38 +110,6 @@ def _from_inputs(inputs: Sequence[Tensor], like: Any) -> tuple[Any, list[Tensor]
     rows, taps, rest = Rows(*inputs[:4]), inputs[4], list(inputs[5:])
     final = None if like.states.final is None else rest.pop()
     return type(like)(rows, States(taps, final)), rest
-
-
-class Replayable(Protocol):
-    """A function of tensors that was recorded with some `inputs` and is run again with others."""
-
-    def __init__(
-        self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]
-    ) -> None: ...
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]: ...
-
-
-class Graph:
-    """A `Replayable` as a CUDA graph, on a stream of its own; captured by the main thread only.
-
-    Outputs are copies: the next replay writes to the same place.
-    """
-
-    def __init__(self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]) -> None:
-        self.inputs = [each.clone() for each in inputs]
-        self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARMUP):
-                function(self.inputs)
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
-            self.outputs = function(self.inputs)
-
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        torch._foreach_copy_(self.inputs, list(inputs))
-        self.graph.replay()
-        return [each.clone() for each in self.outputs]
 
 
 class CapturedGradients:
@@ -201,18 +175,8 @@ def captured(
     replayed = made(other, drawn)
     found = made._exchange(kept)
     for name in Sums.__dataclass_fields__:
-        _hold(f"the sum {name!r}", getattr(replayed, name), getattr(sums, name))
+        hold(f"the sum {name!r}", getattr(replayed, name), getattr(sums, name))
     for (name, _), mine, theirs in zip(drafter.named_parameters(), found, wanted, strict=True):
         assert mine is not None and theirs is not None
-        _hold(f"the gradient of {name}", mine, theirs)
+        hold(f"the gradient of {name}", mine, theirs)
     return made
-
-
-def _hold(what: str, found: Tensor, wanted: Tensor) -> None:
-    error = float((found.float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-12))
-    if not error <= GATE_ERROR:
-        raise Refused(
-            f"{what} of a replayed step is {error:.2g} off that of an eager one (at most {GATE_ERROR})",
-            where="train.execution: captured",
-            next="use execution: compiled",
-        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -109,6 +109,28 @@ class DrafterOptimizer:
             for group, algorithm in zip(self.section.groups, self.algorithms, strict=True)
         }
 
+    @property
+    def capturable(self) -> bool:
+        """Whether an update reads nothing from the host: Muon's learning rate is the host's."""
+        return all(isinstance(algorithm, torch.optim.AdamW) for algorithm in self.algorithms)
+
+    def held(self) -> dict[str, Tensor]:
+        """All that an update reads and changes, gradients aside, by name."""
+        found: dict[str, Tensor] = {}
+        names: dict[int, str] = {}
+        for each, parameter, master in zip(self.assigned, self.parameters, self.masters, strict=True):
+            names[id(master)] = each.name
+            found[each.name] = parameter.detach()
+            if master is not parameter:
+                found[f"the master of {each.name}"] = master.detach()
+        for group, algorithm in zip(self.section.groups, self.algorithms, strict=True):
+            rate = algorithm.param_groups[0]["lr"]
+            if isinstance(rate, Tensor):
+                found[f"the rate of {group.name}"] = rate
+            for master, state in algorithm.state.items():
+                found.update({f"{key} of {names[id(master)]}": value for key, value in state.items()})
+        return found
+
     def describe(self) -> list[dict[str, object]]:
         """For print and record: each parameter's group, peak learning rate and weight decay."""
         return [
@@ -123,18 +145,24 @@ class DrafterOptimizer:
             for each in self.assigned
         ]
 
-    def step(self, factor: float, weight: Tensor) -> Tensor:
+    def step(
+        self,
+        factor: float,
+        weight: Tensor,
+        update: Callable[[DrafterOptimizer, Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """One update from the gradients that the parameters hold, which are then dropped.
 
         Args:
             factor: of the peak learning rate.
             weight: the sum of weights over all micro-batches (and ranks) that the gradients' sum is divided
             by.
+            update: how it is run, as `Execution.update`; None: eagerly.
         Returns:
             the gradient's norm before clipping; where it is not finite, nothing was updated.
         """
         self.set_rates(factor)
-        norm = self.update(weight)
+        norm = self.update(weight) if update is None else update(self, weight)
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             parameter.grad = master.grad = None
         return norm
