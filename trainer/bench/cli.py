@@ -13,7 +13,7 @@ from trainer.machine import prepare_environment
 
 SETTINGS = [
     *("bench", "shape", "context_tokens", "row_tokens", "anchors", "anchors_per_pass", "micro_rows"),
-    *("execution", "precision", "device", "torch", "repeats"),
+    *("execution", "precision", "attention", "compile", "documents", "device", "torch", "repeats"),
 ]
 USUAL = (49_152, 4_096, 512)  # context tokens, tokens of a row, anchors
 SMALLER = {"toy": (128, 32, 24), "small": (2048, 1024, 64)}
@@ -35,6 +35,13 @@ def bench(
     precision: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option()] = "auto",
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option()] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="The median counts.")] = 5,
+    attention: Annotated[
+        Literal["sdpa", "flex"] | None, typer.Option(help="Of the target; default by device.")
+    ] = None,
+    compile: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="The target's layers; default by device.")
+    ] = None,
+    documents: Annotated[int | None, typer.Option(min=1, help="In each row of the target.")] = None,
     out: Annotated[Path | None, typer.Option("--json", help="Write the figures there, too.")] = None,
 ) -> None:
     """Time one part of training on random data: a table, then one line of JSON."""
@@ -56,6 +63,9 @@ def bench(
             precision,
             device,
             repeats,
+            attention,
+            compile,
+            documents,
         )
         if found := problems(settings):
             raise ConfigError("; ".join(found), where=f"bench {what}")

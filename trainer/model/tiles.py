@@ -46,6 +46,25 @@ def tile_map(rule: Bounds) -> tuple[Tensor, Tensor]:
     return touched & ~whole, whole
 
 
+def tile_map_within(first: Tensor) -> tuple[Tensor, Tensor]:
+    """(partly, whole), each [R, G, G] bool, of the target's rule (trainer/model/within.py).
+
+    The intervals of neighbouring queries touch, so the keys of a tile of queries are one interval, too.
+
+    Args:
+        first: [R, S] the first token that each query sees; the last is itself.
+    """
+    rows, size = first.shape
+    begin = TILE * torch.arange(_tiles(size), device=first.device)
+    end = begin + TILE
+    query = torch.arange(size, device=first.device).expand(rows, -1)
+    everyone = torch.ones_like(first, dtype=torch.bool)
+    low, high = _by_tile(first, everyone, size), _by_tile(query + 1, everyone, 0)
+    touched = (low.amin(2)[..., None] < end) & (high.amax(2)[..., None] > begin)
+    whole = (low.amax(2)[..., None] <= begin) & (high.amin(2)[..., None] >= end)
+    return touched & ~whole, whole
+
+
 def _tiles(size: int) -> int:
     return -(-size // TILE)
 
