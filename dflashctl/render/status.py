@@ -43,12 +43,18 @@ def cells(row: Row) -> list[object]:
     return [
         line(facts.name),
         table.state(verdict.state),
-        duration(verdict.for_s),
+        lasting(row),
         step(row),
         count(row.tokens_per_s),
         ranges(list(facts.gpu_indices)),
         line("; ".join(verdict.evidence)),
     ]
+
+
+def lasting(row: Row) -> str:
+    """How long a live run has been in its state, `4m12s`; how long ago an ended one ended, `4m12s ago`."""
+    since = row.verdict.for_s
+    return f"{duration(since)} ago" if row.verdict.ended and since is not None else duration(since)
 
 
 def step(row: Row) -> str:
@@ -97,14 +103,14 @@ def details(look: Look, row: Row) -> RenderableType:
     from rich.text import Text
 
     facts, verdict = row.facts, row.verdict
-    since = f" for {duration(verdict.for_s)}" if verdict.for_s is not None and not verdict.ended else ""
-    ago = f" {duration(verdict.for_s)} ago" if verdict.for_s is not None and verdict.ended else ""
+    known = verdict.for_s is not None
+    since = (" " if verdict.ended else " for ") + lasting(row) if known else ""
     head = Text.assemble(
         table.cell(f"{title(look)}\n", "bold"),
         table.cell(line(facts.name), "bold"),
         "  ",
         table.state(verdict.state),
-        f"{since}{ago} (confidence {verdict.confidence})",
+        f"{since} (confidence {verdict.confidence})",
     )
     rows = [("", f"- {each}") for each in verdict.evidence] + fact_lines(row)
     body = table.pairs(rows)
@@ -206,7 +212,9 @@ def run_document(row: Row) -> dict[str, Any]:
         "tag": facts.tag or None,
         "state": verdict.state,
         "confidence": verdict.confidence,
-        "for_s": None if verdict.for_s is None else round(verdict.for_s, 3),
+        "for_s": None if verdict.ended else _rounded(verdict.for_s),
+        "ended_ago_s": _rounded(verdict.for_s) if verdict.ended else None,
+        "started_ago_s": _rounded(facts.started_age_s),
         "evidence": list(verdict.evidence),
         "next": list(verdict.next),
         "step": facts.step,
@@ -246,6 +254,10 @@ def run_document(row: Row) -> dict[str, Any]:
         if ending is None
         else {"cause": ending.cause, "code": ending.code, "signal": ending.signal, "oom": ending.oom},
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def _hit(hit: Hit | None) -> dict[str, Any] | None:

@@ -129,14 +129,12 @@ def _never_started(facts: RunFacts) -> Verdict | None:
         return Verdict("queued", "high", ("waiting for its GPUs",), for_s=facts.created_age_s)
     waited = facts.created_age_s
     if facts.rebooted:
-        return Verdict(
-            "lost", "high", ("the container was restarted before the run had started",), for_s=waited
-        )
+        return Verdict("lost", "high", ("the container was restarted before the run had started",))
     if waited is None or waited <= facts.started_within_s:
         what = f"launched {age(waited)} ago; its supervisor has not reported yet"
         return Verdict("starting", "medium", (what,), for_s=waited)
     what = f"launched {age(waited)} ago, and no supervisor ever reported: the launch was cut off"
-    return Verdict("lost", "high", (what,), (f"dflashctl launch --tag {facts.name}",), waited)
+    return Verdict("lost", "high", (what,), (f"dflashctl launch --tag {facts.name}",))
 
 
 def _lost(facts: RunFacts) -> Verdict | None:

@@ -70,7 +70,8 @@ RULE_NAMES: tuple[str, ...] = tuple(each.name for each in fields(Rules))
 
 @dataclass(frozen=True)
 class Verdict:
-    """A state with its reasons. `for_s`: how long it has been so; None when nobody can tell."""
+    """A state with its reasons. `for_s`: how long it has been so (running: since its start; ended: since its
+    end); None when nobody can tell."""
 
     state: State
     confidence: Confidence

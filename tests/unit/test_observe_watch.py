@@ -155,6 +155,17 @@ def test_the_overview_reads_as_documented() -> None:
     )
 
 
+def test_since_when_and_how_long_ago_are_told_apart() -> None:
+    live, over = (judged(HOST, answer(100, 118, **more), GPUS, Memory()) for more in ({}, ENDED))
+    row, done = render.run_document(live.rows[0]), render.run_document(over.rows[0])
+    assert (row["for_s"], row["started_ago_s"], row["ended_ago_s"]) == (100.0, 100.0, None)
+    assert (done["for_s"], done["started_ago_s"], done["ended_ago_s"]) == (None, 100.0, 91.0)
+    assert render.cells(live.rows[0])[2] == "1m40s"
+    assert render.cells(over.rows[0])[2] == "1m31s ago"
+    assert "finished 1m31s ago (confidence high)" in plain(render.details(over, over.rows[0]))
+    assert "running for 1m40s (confidence" in plain(render.details(live, live.rows[0]))
+
+
 def test_a_hostile_tag_and_evidence_stay_one_line() -> None:
     hostile = {"tag": "x\x1b[2J\nnext", "log": "/w/x.log"}
     look = judged(HOST, answer(100, 118, record=hostile), GPUS, Memory())
