@@ -45,11 +45,26 @@ def test_heartbeat_says_phase_step_and_pace(tmp_path: Path) -> None:
     assert abs(beat["wall"] - time.time()) < 60 and abs(beat["mono"] - time.monotonic()) < 60
     assert beat["phase_since"] <= beat["mono"] and beat["median_step_s"] >= 0
     assert beat["threads"]["MainThread"] is True and beat["queues"] == {}
+    assert beat["waited_s"] == {} and beat["peak_gib"] == {}
     metrics = lines(tmp_path / "run" / "metrics.jsonl")
     assert metrics[0]["step"] == 3 and metrics[0]["phase"] == "training"
     assert metrics[0]["slot_accuracy"] == [0.5, 0.25]
     events = lines(tmp_path / "run" / "events.jsonl")
     assert [(event["event"], event["phase"]) for event in events] == [("phase", "training")]
+
+
+def test_waits_add_up_by_what_was_waited_for(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    for what in ("hidden states", "room 0", "hidden states"):
+        with files.waiting(what):
+            time.sleep(0.02)
+    with pytest.raises(ValueError), files.waiting("room 0"):
+        raise ValueError
+    files.peaks = {"cuda:0": 1.25}
+    files.beat(force=True)
+    beat = read(tmp_path / "heartbeat.json")
+    assert 0.04 <= beat["waited_s"]["hidden states"] < 2 and 0.02 <= beat["waited_s"]["room 0"] < 2
+    assert beat["peak_gib"] == {"cuda:0": 1.25}
 
 
 def test_a_main_thread_that_hangs_goes_stale(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from trainer.evaluation.evaluator import Evaluator
 from trainer.run.bad_rows import newly_bad
 from trainer.run.console import Console, Standing, duration
 from trainer.run.looks import Looks
+from trainer.run.preflight import peaks
 from trainer.run.progress import Clock, Every, Tally
 from trainer.run.rehearsal import prepare
 from trainer.run.runfiles import RunFiles
@@ -233,6 +234,7 @@ class Trainer:
 
     def _report(self, since: Tally, norm: Tensor, factor: float) -> None:
         metrics = since.metrics()
+        self.files.peaks = peaks()
         metrics["lr"] = self.config.optimizer.lr * factor
         metrics["grad_norm"] = round(float(norm), 4) if bool(norm.isfinite()) else None
         allowed, total = self.config.data.max_bad_rows, len(self.data.rows)

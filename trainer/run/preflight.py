@@ -107,6 +107,17 @@ def peak(device: torch.device) -> str:
     return f"memory: the process took at most {gib(1024 * kib)} with a whole step"
 
 
+def peaks() -> dict[str, float]:
+    """GiB of memory that this process's tensors took at most, by GPU; without one, all of the process.
+
+    A GPU that the process does not use is not named.
+    """
+    if not torch.cuda.is_initialized():
+        return {"cpu": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    found = {f"cuda:{gpu}": torch.cuda.max_memory_allocated(gpu) for gpu in range(torch.cuda.device_count())}
+    return {name: size / 2**30 for name, size in found.items() if size}
+
+
 def checkpoint_bytes(optimizer: DrafterOptimizer) -> int:
     """Size of one checkpoint; the JSON files and headers are less than 1 % of any real one."""
     weights, moments = trained_bytes(optimizer)

@@ -17,8 +17,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,8 @@ class RunFiles:
         self.total_steps: int | None = None
         self.metrics: dict[str, float] = {}
         self.queues: dict[str, int] = {}  # depths, by name
+        self.waited: dict[str, float] = {}  # seconds so far, by what was waited for
+        self.peaks: dict[str, float] = {}  # the most memory so far in GiB, by device
         self.started = time.monotonic()
         self._phase_since = self.started
         self._last_beat = float("-inf")
@@ -128,6 +130,17 @@ class RunFiles:
         if asked is not None:
             raise Stopped(*asked)
 
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """The time inside is spent waiting for `what`; the heartbeat tells how much it was. Threads besides
+        the main one have names of their own, in `waited` from before they began.
+        """
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited[what] = self.waited.get(what, 0.0) + time.monotonic() - began
+
     @property
     def median_step_s(self) -> float | None:
         """Of the last hundred steps; None before the second."""
@@ -166,6 +179,8 @@ class RunFiles:
             "deadline_s": DEADLINE_S[self.phase],
             "median_step_s": None if median is None else round(median, 6),
             "queues": self.queues,
+            "waited_s": {what: round(seconds, 3) for what, seconds in self.waited.items()},
+            "peak_gib": {device: round(size, 3) for device, size in self.peaks.items()},
             "threads": {thread.name: thread.is_alive() for thread in threading.enumerate()},
             "metrics": self.metrics,
         }

@@ -23,6 +23,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.packing import Rows
 from trainer.errors import TrainerError
 from trainer.model.target import States, Target
+from trainer.run.preflight import peaks
 from trainer.run.runfiles import RunFiles
 from trainer.topology import slots as memory
 from trainer.topology.colocated import Reduction
@@ -101,7 +102,9 @@ class SplitDrafter:
     def gradients(self, number: int) -> tuple[Sums, Bad | None]:
         """See `Work`. Raises PeerLost."""
         wait_s = self.config.layout.wait_s
-        self.line.hear(self._heard, lambda: number in self.filled, wait_s, f"hidden states of step {number}")
+        with self.files.waiting("hidden states"):
+            ready = f"hidden states of step {number}"
+            self.line.hear(self._heard, lambda: number in self.filled, wait_s, ready)
         bad, checksum = self.filled.pop(number)
         taps, final = self.slots[number % self.count]
         _check_sum(number, checksum, (taps, final))
@@ -181,7 +184,8 @@ def serve(
                 return line.all_ended or taken[drafter] >= number - count  # noqa: B023
 
             # Long: the drafters may be measuring. If they hang, their own heartbeats say so.
-            line.hear(heard, free, LONG_S, f"room for step {number}")
+            with files.waiting("room"):
+                line.hear(heard, free, LONG_S, f"room for step {number}")
             if line.all_ended:
                 break
             index = order(number, config.batch_rows)[rows]
@@ -190,6 +194,7 @@ def serve(
             checksum = memory.checksum((batch.states.taps, batch.states.final))
             line.tell(drafter, "filled", number, None if bad is None else bad.tolist(), checksum)
         number += 1
+        files.peaks = peaks()
         files.stepped(number)
     line.close()
 

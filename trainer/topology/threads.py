@@ -134,8 +134,9 @@ class Threads:
             for worker in range(len(self.steps)):
                 self._warm_up(worker)
         for number, device in enumerate(feeding):
+            self.files.waited[f"room {number}"] = 0.0
             mine = target.copied_to(device) if number else target
-            self.crew.start(f"target-{number}", partial(self._feed, mine))
+            self.crew.start(f"target-{number}", partial(self._feed, mine, f"room {number}"))
         for worker in range(len(self.steps)):
             self.crew.start(f"drafter-{worker}", partial(self._learn, worker))
             if policy.start == "sequential":
@@ -152,14 +153,15 @@ class Threads:
 
     # In the threads
 
-    def _feed(self, target: Target) -> None:
+    def _feed(self, target: Target, room: str) -> None:
         if target.device.type == "cuda":
             torch.cuda.set_device(target.device)
         while True:
             number = self.handover.claim()
             with self._own if target is self._target else nullcontext():
                 fed = self._made(number, target)
-            self.handover.put(number, fed)
+            with self.files.waiting(room):
+                self.handover.put(number, fed)
 
     def _made(self, number: int, target: Target) -> Fed:
         index = self.order(number, self.config.batch_rows)
@@ -208,7 +210,8 @@ class Threads:
 
     def gradients(self, number: int) -> tuple[Sums, Bad | None]:
         """See `Work`. Raises what a thread raised; WaitedTooLong."""
-        fed = self.handover.take()
+        with self.files.waiting("hidden states"):
+            fed = self.handover.take()
         with self.crew.changing():
             self.sums = [None] * len(self.steps)
             self.job = (number, fed)

@@ -64,6 +64,8 @@ def test_a_run_by_threads_is_the_run_by_one_thread(saved_target: Path, tmp_path:
         torch.testing.assert_close(threads[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
     beat = json.loads((tmp_path / "threads" / "heartbeat.json").read_text())
     assert beat["queues"].keys() == {"hidden states"}
+    assert beat["waited_s"].keys() == {"hidden states", "room 0", "room 1"}
+    assert all(seconds >= 0 for seconds in beat["waited_s"].values()) and beat["peak_gib"]["cpu"] > 0.05
 
 
 def test_an_unsound_policy_is_refused_before_anything_is_trained(saved_target: Path, tmp_path: Path) -> None:
