@@ -69,9 +69,11 @@ def exit_body(
     wall_s: float,
     peak_rss_bytes: int,
     killed_by: Optional[Dict[str, Any]],
+    oom_kills: Optional[Dict[str, Optional[int]]] = None,
     why: str = "",
 ) -> Dict[str, Any]:
-    """The content of exit.json. `why` is given when the program never started."""
+    """The content of exit.json. `why` is given when the program never started; `oom_kills` (agent/oom.py) are
+    those during the run, None from who was not there to count."""
     if why:
         cause = "spawn_failed"
     elif killed_by is not None:
@@ -89,6 +91,8 @@ def exit_body(
         "cause": cause,
         "killed_by": killed_by,
     }
+    if oom_kills is not None:
+        body["oom_kills"] = oom_kills
     if why:
         body["why"] = why
     return body

@@ -23,7 +23,7 @@ from .ending import exit_body, kill_time, killer, next_step
 from .environment import environment
 from .lastword import failed_to_start, remove_if_empty, write_exit
 from .logindex import LogIndex
-from .oom import oom_kills
+from .oom import during, oom_kills
 from .runfolder import RunFolder
 from .signals import send_signal
 
@@ -232,12 +232,12 @@ class Supervisor:
         killed_by = killer(self.run.events(), before=self.ended)
         if killed_by is None and self.stopped_by:
             killed_by = {"who": self.stopped_by, "reason": ""}
-        after = oom_kills()
-        struck = self.oom_before is not None and after is not None and after > self.oom_before
+        kills = during(self.oom_before, oom_kills())
         return exit_body(
             code=self.code,
             signal=self.signal,
-            oom=struck and self.kill_seen and killed_by is None,
+            oom=bool(kills["container"]) and self.kill_seen and killed_by is None,
+            oom_kills=kills,
             started_at=self.started_at,
             ended_at=time.time(),
             wall_s=time.monotonic() - self.started,

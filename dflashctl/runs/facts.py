@@ -110,6 +110,10 @@ class Ending:
     code: int | None = None
     signal: int | None = None
     oom: bool = False
+    oom_kills: int | None = None
+    """OOM kills that the container's memory cgroup counted during the run; None: nobody counted."""
+    oom_kills_machine: int | None = None
+    """The same of the whole machine, whoever was hit."""
     wall_s: float | None = None
     age_s: float | None = None
     peak_rss_bytes: int | None = None

@@ -193,12 +193,14 @@ def read_family(family: Mapping[str, Any]) -> Family:
 def read_ending(ending: Mapping[str, Any], now: Mapping[str, Any]) -> Ending | None:
     if not ending:
         return None
-    by = mapping(ending.get("killed_by"))
+    by, kills = mapping(ending.get("killed_by")), mapping(ending.get("oom_kills"))
     return Ending(
         cause=text(ending.get("cause")),
         code=whole(ending.get("code")),
         signal=whole(ending.get("signal")),
         oom=ending.get("oom") is True,
+        oom_kills=whole(kills.get("container")),
+        oom_kills_machine=whole(kills.get("machine")),
         wall_s=number(ending.get("wall_s")),
         age_s=since(now.get("wall"), ending.get("ended_at")),
         peak_rss_bytes=whole(ending.get("peak_rss_bytes")),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from signal import SIGKILL
 
 from dflashctl.render.hints import complete
 from dflashctl.render.text import age, duration, plural, size
@@ -99,7 +100,8 @@ def _how(ending: Ending, facts: RunFacts) -> tuple[State, str]:
     if ending.oom:
         return "failed", "ended by the out-of-memory killer"
     if ending.signal is not None:
-        return "failed", f"ended by {signal_name(ending.signal)}, which dflashctl did not send"
+        perhaps = _perhaps_oom(ending) if ending.signal == SIGKILL else ""
+        return "failed", f"ended by {signal_name(ending.signal)}, which dflashctl did not send{perhaps}"
     if ending.code == 0 and facts.root_cause:
         return "failed", "exit code 0, but the program left a root cause"
     if ending.code == 0:
@@ -109,8 +111,30 @@ def _how(ending: Ending, facts: RunFacts) -> tuple[State, str]:
     return "failed", f"exit code {ending.code}"
 
 
+def _perhaps_oom(ending: Ending) -> str:
+    """What the machine's counter says of a SIGKILL where no memory cgroup counts: it names no victim."""
+    if ending.oom_kills is not None:
+        return ""
+    machine = ending.oom_kills_machine
+    if machine == 0:
+        return "; nor did the kernel's out-of-memory killer strike on this machine meanwhile"
+    where = "the host's `dmesg` names its victims"
+    if machine is None:
+        return f"; perhaps the kernel's out-of-memory killer did, which nothing here counts: {where}"
+    times = plural(machine, "time")
+    return f"; the kernel's out-of-memory killer struck {times} on this machine meanwhile: {where}"
+
+
 def _cause(facts: RunFacts) -> list[str]:
-    """Why it failed: the program's own word first, then its log."""
+    """Why it failed: what the kernel did to its workers, the program's own word, its log."""
+    struck = facts.ending.oom_kills if facts.ending else None
+    if struck and facts.ending and not facts.ending.oom:
+        said = f"the out-of-memory killer struck {plural(struck, 'time')} in its container meanwhile"
+        return [said, *_own_cause(facts)]
+    return _own_cause(facts)
+
+
+def _own_cause(facts: RunFacts) -> list[str]:
     if not facts.root_cause:
         return log_sentences(facts)
     if facts.root_cause_known:

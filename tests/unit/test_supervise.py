@@ -121,15 +121,36 @@ def test_oom_counters_of_both_cgroup_versions() -> None:
     assert "/c/unified/memory.events" in mixed
 
 
+def test_oom_kills_of_the_machine_where_no_cgroup_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vmstat = tmp_path / "vmstat"
+    vmstat.write_text("nr_free_pages 5\noom_kill 4\n")
+    monkeypatch.setattr(oom, "VMSTAT", str(vmstat))
+    monkeypatch.setattr(oom, "candidates", lambda text: [str(tmp_path / "none")])
+    before = oom.oom_kills()
+    assert before == {"container": None, "machine": 4}
+    vmstat.write_text("nr_free_pages 5\noom_kill 6\n")
+    assert oom.during(before, oom.oom_kills()) == {"container": None, "machine": 2}
+    vmstat.unlink()
+    assert oom.during(before, oom.oom_kills()) == {"container": None, "machine": None}
+
+
 def test_an_oom_kill_needs_a_count_and_a_death(box: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder(str(box.root))
-    counts = iter([1, 2, 2, 2])
-    monkeypatch.setattr(supervise, "oom_kills", lambda: next(counts))
+    counts = iter([(1, 5), (2, 6), (2, 6), (None, 6)])
+    monkeypatch.setattr(
+        supervise, "oom_kills", lambda: dict(zip(("container", "machine"), next(counts), strict=True))
+    )
     supervisor = supervise.Supervisor(run, {"grace_s": 1})
     supervisor.signal, supervisor.kill_seen = 9, True
-    assert supervisor.exit()["oom"] is True
+    first = supervisor.exit()
+    assert first["oom"] is True and first["oom_kills"] == {"container": 1, "machine": 1}
     supervisor.kill_seen = False
     assert supervisor.exit()["oom"] is False
+    supervisor.kill_seen = True
+    last = supervisor.exit()  # the machine's count names no victim: it proves nothing
+    assert last["oom"] is False and last["oom_kills"] == {"container": None, "machine": 1}
 
 
 def test_a_program_starts_clean(box: Any) -> None:

@@ -143,8 +143,22 @@ CASE("a kill of ours that ended with code 0 is still a kill", ending=Ending("kil
      state="killed")
 CASE("out of memory", ending=Ending("signalled", None, 9, oom=True), state="failed",
      says=["out-of-memory killer"])
-CASE("a signal from a stranger", ending=Ending("signalled", None, 9), state="failed",
-     says=["SIGKILL, which dflashctl did not send"])
+CASE("a signal from a stranger, the container counted no kill", ending=Ending("signalled", None, 9,
+     oom_kills=0, oom_kills_machine=3), state="failed",
+     says=["SIGKILL, which dflashctl did not send"], never=["out-of-memory"])
+CASE("a signal from a stranger, nobody counts", ending=Ending("signalled", None, 9), state="failed",
+     says=["which dflashctl did not send; perhaps the kernel's out-of-memory killer did", "`dmesg`"])
+CASE("a signal from a stranger, the machine counts", ending=Ending("signalled", None, 9, oom_kills_machine=2),
+     state="failed",
+     says=["did not send; the kernel's out-of-memory killer struck 2 times on this machine meanwhile"],
+     never=["perhaps"])
+CASE("a signal from a stranger, the machine counted none", ending=Ending("signalled", None, 9,
+     oom_kills_machine=0), state="failed", says=["nor did the kernel's out-of-memory killer strike"],
+     never=["perhaps", "dmesg"])
+CASE("a SIGTERM from a stranger is nobody's lack of memory", ending=Ending("signalled", None, 15),
+     state="failed", says=["SIGTERM, which dflashctl did not send"], never=["memory"])
+CASE("a worker died for lack of memory and the program gave up", ending=Ending("exited", 1, oom_kills=1),
+     state="failed", says=["exit code 1", "out-of-memory killer struck 1 time in its container meanwhile"])
 CASE("a segmentation fault", ending=Ending("signalled", None, 11), state="failed", says=["SIGSEGV"])
 CASE("a real-time signal has no name", ending=Ending("signalled", None, 64), state="failed",
      says=["SIGRTMAX"])
