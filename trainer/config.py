@@ -25,6 +25,8 @@ class Target:
 
     path: str  # folder: absolute, or relative to the working folder or to the release
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on a CPU, bfloat16 on a GPU
+    attention: Literal["auto", "sdpa", "flex"] = "auto"  # auto: flex on a GPU, but not among threads
+    compile: Literal["auto", "off"] = "auto"  # its layers for whole rows; auto: on a GPU, not among threads
     weights: Literal["file", "random"] = "file"  # random: only to measure rates and memory; needs no weights
 
 

@@ -54,6 +54,8 @@ def across_keys(config: TrainConfig) -> list[str]:
         found.append(
             f"layout.ranks: {ranks} ranks for a batch of {config.batch_rows} rows: one had nothing to do"
         )
+    if config.target.attention == "flex" and config.topology == "threads":
+        found.append("target.attention: flex compiles, and not among threads; use sdpa")
     if config.execution != "eager" and config.topology == "threads":
         found.append("execution: of the topologies of processes; threads has policy.mode")
     if config.execution == "captured" and config.objective.input_noise:

@@ -10,6 +10,7 @@ import typer
 
 from trainer.errors import ConfigError
 from trainer.machine import prepare_environment
+from trainer.model.kernels import slow_for_want_of
 
 SETTINGS = [
     *("bench", "shape", "context_tokens", "row_tokens", "anchors", "anchors_per_pass", "micro_rows"),
@@ -94,11 +95,8 @@ def show(figures: dict[str, Any]) -> None:
     console.print(table)
     if "formula" in figures:
         console.print(f"operations: {figures['formula']}", markup=False)
-    for name in figures.get("absent_kernels", []):
-        console.print(
-            f"WARNING: {name} is not installed: without it, linear attention is at about half its speed",
-            markup=False,
-        )
+    for line in slow_for_want_of(figures.get("absent_kernels", [])):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def told(value: Any) -> str:

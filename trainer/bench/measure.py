@@ -6,7 +6,6 @@ the time of the work: what is left to win without computing something else.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
 from trainer.bench.targets import causal_pairs, documents_of, make_target, target_products
 from trainer.errors import TrainerError
 from trainer.model.flex import flex_mask
+from trainer.model.kernels import absent_kernels
 from trainer.model.mask import bounds, dense_mask, mask_mod
 from trainer.model.tiles import tile_map
 from trainer.model.within import first_seen
@@ -38,8 +38,6 @@ from trainer.training.loss import CHUNK_LOGITS, Kind, head_loss
 from trainer.training.objective import choose_anchors, draw
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep
-
-KERNELS = ("fla", "causal_conv1d")  # of linear-attention targets; without them prefill takes twice as long
 
 
 @dataclass(frozen=True)
@@ -301,7 +299,7 @@ def bench_target(settings: Settings) -> dict[str, Any]:
         "ms": 1e3 * seconds,
         "tok_s": settings.context_tokens / seconds,
         **_against_products(flop, seconds, alone, held, peak, settings),
-        "absent_kernels": [name for name in KERNELS if importlib.util.find_spec(name) is None],
+        "absent_kernels": absent_kernels(),
         "formula": "2*M*K*N for q, k, v, o, gate, up, down of the layers up to the last tap; attention: "
         "4 * heads * head size for each pair of a token and one that it sees in its document; no head",
     }

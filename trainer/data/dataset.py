@@ -18,7 +18,7 @@ from trainer.data.packing import Rows, from_tokens
 from trainer.data.store import Store, find_store
 from trainer.data.stored import StoredRows
 from trainer.errors import ConfigError
-from trainer.model.target import States, Target
+from trainer.model.target import States, Target, is_single
 from trainer.model.target_files import find_target
 from trainer.run.bad_rows import newly_bad
 from trainer.training.objective import needed_width
@@ -74,9 +74,11 @@ class Dataset:
         """The rows at `index` on the target's device with their states; which of them are bad, if not known
         yet.
         """
-        rows = self.rows[index].to(target.device)
+        here = self.rows[index]
+        rows = here.to(target.device)
         if self.states is None:
-            states = target.states(rows.tokens, rows.positions, rows.documents, full=self.full)
+            single = is_single(here.documents)  # no wait: the host has the rows
+            states = target.states(rows.tokens, rows.positions, rows.documents, self.full, single)
             return without_bad_rows(rows, states)
         taps, final = self.states.taps[index].to(target.device), self.states.final
         return Batch(rows, States(taps, None if final is None else final[index].to(target.device))), None
@@ -167,10 +169,10 @@ def _continuations(
 def _read_once(config: TrainConfig, target: Target, rows: Rows, beat: Beat) -> States:
     store = _Store(target, len(rows), config.data.row_tokens, final=config.objective.labels != "data")
     for start in range(0, len(rows), config.batch_rows):
-        part = rows[slice(start, start + config.batch_rows)].to(target.device)
-        store.put(
-            start, target.states(part.tokens, part.positions, part.documents, full=store.final is not None)
-        )
+        here = rows[slice(start, start + config.batch_rows)]
+        part, again = here.to(target.device), len(here) == config.batch_rows
+        full, single = store.final is not None, is_single(here.documents)
+        store.put(start, target.states(part.tokens, part.positions, part.documents, full, single, again))
         beat()
     return store.states(len(rows))
 

@@ -61,7 +61,8 @@ class HeldOut:
         # Whole blocks only: one that the text's end cuts short would count as a miss.
         keep = (anchors + size <= lengths[:, None]).to(target.device)
         self.size, self.anchors, self.keep = size, torch.where(keep, anchors.to(target.device), 0), keep
-        self.batch = Batch(rows, target.states(rows.tokens, rows.positions, rows.documents))
+        states = target.states(rows.tokens, rows.positions, rows.documents, single=True, again=False)
+        self.batch = Batch(rows, states)
 
     @torch.no_grad()
     def match(self, step: DrafterStep) -> Matched:

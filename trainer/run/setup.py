@@ -17,6 +17,7 @@ from trainer.export.start import begin_with
 from trainer.machine import usable_cores
 from trainer.model.drafter import Drafter
 from trainer.model.init import copy_target_layers
+from trainer.model.kernels import absent_kernels, slow_for_want_of
 from trainer.model.pair import dimension, drafter_config, mask_token_id
 from trainer.model.random_target import RANDOM, WORTHLESS, random_target
 from trainer.model.target import Target, load_target
@@ -47,6 +48,23 @@ class Assembled:
     facts: dict[str, Any]  # for the checkpoint: who the target is
 
 
+def choose_reading(config: TrainConfig, target: Target, say: Say) -> None:
+    """How the target reads rows, by the recipe; said where it will be slow.
+
+    In the topology of threads train.policy says what compiles, and in which thread.
+    """
+    cuda, threads = target.device.type == "cuda", config.topology == "threads"
+    target.prefill.say = say
+    if config.target.attention != "auto":
+        target.prefill.attention = config.target.attention
+    elif threads:
+        target.prefill.attention = "sdpa"
+    target.prefill.compile = cuda and not threads and config.target.compile == "auto"
+    if cuda and "linear_attention" in target.layer_types:
+        for line in slow_for_want_of(absent_kernels()):
+            say(line)
+
+
 def assemble(config: TrainConfig, say: Say) -> Assembled:
     """Load and check everything but the data. The cheap checks come before the weights."""
     torch.set_num_threads(config.threads or usable_cores())
@@ -67,6 +85,7 @@ def assemble(config: TrainConfig, say: Say) -> Assembled:
         target = random_target(path, shape.taps, dtype, device, config.seed)
     else:
         target = load_target(path, shape.taps, dtype, device)
+    choose_reading(config, target, say)
     if config.data.continuations and set(target.layer_types) != {"full_attention"}:
         kinds = ", ".join(sorted(set(target.layer_types)))
         raise ConfigError(
