@@ -2,7 +2,7 @@
 whatever it forks, and ends at one stroke (`cgroup.kill`, Linux 5.14), forks and all.
 
 Where none can be made (v1 alone, a read-only mount, not root) the family is found by other marks as well, see
-proc.family. Nothing is limited here and no controller is enabled, so memory is still counted above. Files:
+kin.family. Nothing is limited here and no controller is enabled, so memory is still counted above. Files:
 cgroup-v2.rst of the kernel's documentation.
 """
 

@@ -16,7 +16,7 @@ import shutil
 import time
 from typing import Any, Dict, List, Optional, Set
 
-from . import proc
+from . import kin, proc
 from .pick import one_run
 from .runfolder import RunFolder, list_runs, read_lines, runs_folder
 
@@ -67,7 +67,7 @@ def prune_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
 def prunable(everything: List[RunFolder], keep: int, older_than_s: Any) -> List[RunFolder]:
     """Newest first in, newest first out."""
     processes = proc.table()
-    tagged = proc.tagged(processes)
+    tagged = kin.tagged(processes)
     limit = None if older_than_s is None else time.time() - float(older_than_s)
     tags: Set[Any] = set()
     chosen = []

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Optional
 
-from . import logknown, proc, release, runfacts
+from . import kin, logknown, proc, release, runfacts
 from .curate import notes
 from .observe import facts_of
 from .pick import one_run
@@ -31,7 +31,7 @@ def list_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     if request.get("one"):
         run = one_run(request)
         known = [logknown.Known(row) for row in request.get("known") or []]
-        facts = facts_of(run, known, None, None, processes, processes, proc.tagged(processes))
+        facts = facts_of(run, known, None, None, processes, processes, kin.tagged(processes))
         return {"now": runfacts.now(), "runs": [facts], "detail": detail(run, request)}
     everything = all_runs(str(request["state_dir"]))
     limit = int(request.get("limit") or LIMIT)
@@ -60,7 +60,7 @@ def _facts(run: RunFolder, processes: proc.Table) -> Dict[str, Any]:
     record = facts["record"] or {}
     if facts["exit"] is None and facts["supervisor_alive"]:
         facts.update(runfacts.progress_facts(run))
-        facts["family"] = runfacts.family_facts(run, processes, processes, proc.tagged(processes))
+        facts["family"] = runfacts.family_facts(run, processes, processes, kin.tagged(processes))
     path = run.log_path(record)
     try:
         status = os.stat(path)

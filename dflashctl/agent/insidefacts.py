@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from . import proc
+from . import kin, proc
 from .release import current_release, read_manifest
 from .runfolder import RunFolder, list_runs, read_json, write_json
 
@@ -28,7 +28,7 @@ def inside_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     """
     state_dir = str(request["state_dir"])
     processes = proc.table()
-    tagged = proc.tagged(processes)
+    tagged = kin.tagged(processes)
     runs, problems = [], []
     for run in list_runs(state_dir):
         if run.has("exit.json"):
@@ -74,7 +74,7 @@ def inside_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
 
 def run_of_pid(state_dir: str, pid: int, processes: proc.Table) -> Optional[RunFolder]:
     """The run whose family (or supervisor) this process is; None for a stranger."""
-    tagged = proc.tagged(processes)
+    tagged = kin.tagged(processes)
     for run in list_runs(state_dir):
         top = proc.living(run.identities()[0], processes)
         if top is not None and top.pid == pid:

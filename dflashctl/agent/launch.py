@@ -13,7 +13,7 @@ import shutil
 import time
 from typing import Any, ContextManager, Dict, Optional
 
-from . import AgentError, proc
+from . import AgentError, kin, proc
 from .compilecache import compile_cache
 from .flock import exclusive
 from .payload import payload_bytes
@@ -113,7 +113,7 @@ def _start(run: RunFolder, record: Dict[str, Any], request: Dict[str, Any]) -> D
 def refuse_conflicts(run: RunFolder, record: Dict[str, Any], *, allow_busy: bool) -> None:
     """Raises AgentError when a run that is not over has the tag, the log, or (unless allowed) a GPU."""
     processes = proc.table()
-    tagged = proc.tagged(processes)
+    tagged = kin.tagged(processes)
     state_dir = os.path.dirname(os.path.dirname(run.path))
     uuids = {gpu.get("uuid") for gpu in record.get("gpus") or []}
     for other in unfinished_runs(state_dir):

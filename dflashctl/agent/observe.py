@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Optional
 
-from . import logknown, logscan, proc, runfacts
+from . import kin, logknown, logscan, proc, runfacts
 from .pick import choose
 from .runfolder import RunFolder
 
@@ -40,7 +40,7 @@ def observe(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     if waiting:
         time.sleep(sample_s)
     after = proc.table()
-    tagged = proc.tagged(after)
+    tagged = kin.tagged(after)
     took_s = time.monotonic() - started
     scan_s = float(request.get("scan_s", logscan.BUDGET_S)) / max(len(chosen), 1)
     runs = [

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any, Dict
 
-from . import AgentError, proc
+from . import AgentError, kin, proc
 from .hostfacts import user_name
 from .insidefacts import run_of_pid
 from .signals import send_signal
@@ -25,7 +25,7 @@ def look_process(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     process = processes.get(pid)
     if process is None:
         raise AgentError("not_found", "no process %d inside" % pid, next="dflashctl gpu")
-    if pid == 1 or pid in proc.ancestors(os.getpid(), processes):
+    if pid == 1 or pid in kin.ancestors(os.getpid(), processes):
         raise AgentError("usage", "pid %d is the container's init or this call itself" % pid)
     owner = run_of_pid(str(request["state_dir"]), pid, processes)
     if owner is not None:

@@ -1,4 +1,4 @@
-"""Processes as /proc tells them (Linux, no subprocess), and which of them are a run's.
+"""Processes as /proc tells them (Linux, no subprocess). Which of them are a run's: kin.
 
 A pid alone names nobody: it is given out again. Here a process is (pid, start), `start` being field 22 of
 /proc/PID/stat in clock ticks since boot; together with the boot id and the start of the container's pid 1
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -45,7 +45,8 @@ class Process(NamedTuple):
 Table = Dict[int, Process]
 
 
-def _read(path: str) -> Optional[bytes]:
+def read(path: str) -> Optional[bytes]:
+    """A small file's bytes; None when they cannot be had."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -78,7 +79,7 @@ def parse_stat(data: bytes) -> Optional[Process]:
 
 
 def read_process(pid: int) -> Optional[Process]:
-    data = _read("/proc/%d/stat" % pid)
+    data = read("/proc/%d/stat" % pid)
     return parse_stat(data) if data else None
 
 
@@ -95,14 +96,14 @@ def table() -> Table:
 
 def cmdline(pid: int) -> List[str]:
     """argv as the process shows it now (a program may rewrite it); [] for kernel threads and zombies."""
-    data = _read("/proc/%d/cmdline" % pid) or b""
+    data = read("/proc/%d/cmdline" % pid) or b""
     return [part.decode("utf-8", "replace") for part in data.rstrip(b"\0").split(b"\0")] if data else []
 
 
 def status_fields(pid: int) -> Dict[str, str]:
     """/proc/PID/status as {name: text}; {} when it cannot be read."""
     fields: Dict[str, str] = {}
-    for line in (_read("/proc/%d/status" % pid) or b"").decode("utf-8", "replace").splitlines():
+    for line in (read("/proc/%d/status" % pid) or b"").decode("utf-8", "replace").splitlines():
         name, separator, value = line.partition(":")
         if separator:
             fields[name] = value.strip()
@@ -126,7 +127,7 @@ def ns_pids(pid: int) -> List[int]:
 
 def wchan(pid: int) -> str:
     """The kernel function that it sleeps in, '' when running or hidden."""
-    text = (_read("/proc/%d/wchan" % pid) or b"").decode("ascii", "replace")
+    text = (read("/proc/%d/wchan" % pid) or b"").decode("ascii", "replace")
     return "" if text == "0" else text
 
 
@@ -138,7 +139,7 @@ def thread_states(pid: int) -> List[Dict[str, Any]]:
     except OSError:
         return []
     for name in sorted(names, key=int):
-        thread = parse_stat(_read("/proc/%d/task/%s/stat" % (pid, name)) or b"")
+        thread = parse_stat(read("/proc/%d/task/%s/stat" % (pid, name)) or b"")
         if thread is not None:
             found.append(
                 {"tid": int(name), "comm": thread.comm, "state": thread.state, "cpu_ticks": thread.cpu_ticks}
@@ -156,7 +157,7 @@ def pid_namespace(pid: Optional[int] = None) -> Optional[int]:
 
 def boot_id() -> str:
     """Differs after each boot of the machine; '' when hidden."""
-    return (_read("/proc/sys/kernel/random/boot_id") or b"").decode("ascii", "replace").strip()
+    return (read("/proc/sys/kernel/random/boot_id") or b"").decode("ascii", "replace").strip()
 
 
 def init_start() -> int:
@@ -206,81 +207,6 @@ def living(identity: Optional[Identity], processes: Optional[Table] = None) -> O
     return process if process is not None and process.start == identity[1] and not process.dead else None
 
 
-def run_of(pid: int) -> Optional[str]:
-    """DFLASH_RUN_ID in the process's first environment. None also when that cannot be read, and for programs
-    that overwrite it to show a title."""
-    for entry in (_read("/proc/%d/environ" % pid) or b"").split(b"\0"):
-        if entry.startswith(b"DFLASH_RUN_ID="):
-            return entry[len(b"DFLASH_RUN_ID=") :].decode("utf-8", "replace")
-    return None
-
-
-def tagged(processes: Table) -> Dict[str, List[int]]:
-    """Run id -> pids whose environment names it: one read a process, for all runs together."""
-    found: Dict[str, List[int]] = {}
-    for pid in processes:
-        run_id = run_of(pid)
-        if run_id:
-            found.setdefault(run_id, []).append(pid)
-    return found
-
-
-def children_of(processes: Table) -> Dict[int, List[int]]:
-    children: Dict[int, List[int]] = {}
-    for process in processes.values():
-        children.setdefault(process.ppid, []).append(process.pid)
-    return children
-
-
-def descendants(roots: Iterable[int], processes: Table) -> Set[int]:
-    """Pids below the roots, the roots themselves not included (unless below one another)."""
-    children = children_of(processes)
-    found: Set[int] = set()
-    todo = list(roots)
-    while todo:
-        for child in children.get(todo.pop(), ()):
-            if child not in found:
-                found.add(child)
-                todo.append(child)
-    return found
-
-
-def family(
-    processes: Table,
-    *,
-    supervisor: Optional[Identity] = None,
-    known: Iterable[Identity] = (),
-    tagged: Iterable[int] = (),
-) -> List[Process]:
-    """The processes of a run, the supervisor not among them; sorted by pid, zombies included.
-
-    A member is what descends from the supervisor (a subreaper: it also keeps what forked twice or made its
-    own session), an identity that the supervisor wrote down while it lived (`known`), a process whose
-    environment carries the run's id (`tagged`: of tagged(), for that id), or a descendant of one of these.
-    The last three also hold when the supervisor was killed. The caller checks the boot (same_place) before it
-    passes recorded identities.
-    """
-    top = living(supervisor, processes)
-    members = {pid for pid in tagged if pid in processes}
-    for identity in known:
-        process = processes.get(identity[0])
-        if process is not None and process.start == identity[1]:
-            members.add(process.pid)
-    members |= descendants(members | ({top.pid} if top else set()), processes)
-    if top is not None:
-        members.discard(top.pid)
-    return [processes[pid] for pid in sorted(members)]
-
-
-def ancestors(pid: int, processes: Table) -> Set[int]:
-    """A process and everything above it: what a kill must never reach when it is its own."""
-    found: Set[int] = set()
-    while pid in processes and pid not in found:
-        found.add(pid)
-        pid = processes[pid].ppid
-    return found
-
-
 def describe(process: Process) -> Dict[str, Any]:
     """A process for people: identity, state, command line, user, memory."""
     return {
@@ -300,7 +226,7 @@ def describe(process: Process) -> Dict[str, Any]:
 
 def started_at(start: int) -> Optional[float]:
     """Wall time (seconds since the epoch) of start ticks, to about 0.01 s."""
-    data = _read("/proc/uptime")
+    data = read("/proc/uptime")
     if not data:
         return None
     return time.time() - float(data.split()[0]) + start / TICKS_PER_S

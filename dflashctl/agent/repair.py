@@ -18,7 +18,7 @@ import shutil
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from . import proc
+from . import kin, proc
 from .pick import one_run
 from .rebuilding import REBUILD, Rebuilt, Witness
 from .runfolder import RunFolder, list_runs, sync_folder, whole
@@ -58,7 +58,7 @@ def repair_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     repaired: List[Dict[str, Any]] = []
     left: List[Dict[str, str]] = []
     processes = proc.table()
-    tagged = proc.tagged(processes)
+    tagged = kin.tagged(processes)
     for run in [one_run(request)] if named else list_runs(state_dir):
         found = damages(run)
         if not found:

@@ -12,7 +12,7 @@ import time
 from datetime import datetime, timezone
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
-from . import cgroup, proc
+from . import cgroup, kin, proc
 
 VERSION = 1
 ID_PATTERN = re.compile(r"\d{8}T\d{9}-[0-9a-f]{6}")
@@ -211,12 +211,12 @@ class RunFolder:
         tagged: Optional[Dict[str, List[int]]] = None,
     ) -> List[proc.Process]:
         """All processes of the run that can be found, zombies included, the supervisor not. Pass the table
-        and proc.tagged() of it when asking for several runs."""
+        and kin.tagged() of it when asking for several runs."""
         everything = proc.table() if processes is None else processes
-        by_run = proc.tagged(everything) if tagged is None else tagged
+        by_run = kin.tagged(everything) if tagged is None else tagged
         supervisor, known = self.identities()
         by_run = {self.id: [*by_run.get(self.id, ()), *cgroup.pids(self.group())]}
-        return proc.family(everything, supervisor=supervisor, known=known, tagged=by_run.get(self.id, ()))
+        return kin.family(everything, supervisor=supervisor, known=known, tagged=by_run.get(self.id, ()))
 
     def log_path(self, record: Dict[str, Any]) -> str:
         """Where this run's log is now: a later launch with the same log name moved it aside."""

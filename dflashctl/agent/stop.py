@@ -15,7 +15,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from . import cgroup, proc
+from . import cgroup, kin, proc
 from .ending import exit_body
 from .pick import not_found
 from .runfolder import RunFolder, list_runs
@@ -38,7 +38,7 @@ class Stop:
         self.signalled: Dict[str, List[int]] = {"TERM": [], "KILL": []}
         self.problems: List[str] = []
         self.heard = len(run.events())
-        self.spared = proc.ancestors(os.getpid(), proc.table())  # a run that kills itself: not the messenger
+        self.spared = kin.ancestors(os.getpid(), proc.table())  # a run that kills itself: not the messenger
 
     def members(self, processes: Optional[proc.Table] = None) -> List[proc.Process]:
         """Who of the family still runs."""

@@ -17,7 +17,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Set
 
-from . import cgroup, proc
+from . import cgroup, kin, proc
 from .detach import detach, fresh_start, read_secrets, tell
 from .ending import exit_body, kill_time, killer, next_step
 from .environment import environment
@@ -188,9 +188,9 @@ class Supervisor:
 
     def members(self, processes: proc.Table, *, thorough: bool) -> List[proc.Process]:
         """Who of the family still runs. `thorough` looks at every process's environment too."""
-        tagged = proc.tagged(processes).get(self.run.id, []) if thorough else []
+        tagged = kin.tagged(processes).get(self.run.id, []) if thorough else []
         tagged = tagged + cgroup.pids(self.group)
-        found = proc.family(processes, supervisor=self.me, known=self.written, tagged=tagged)
+        found = kin.family(processes, supervisor=self.me, known=self.written, tagged=tagged)
         return [process for process in found if not process.dead]
 
     def sample(self, members: List[proc.Process], took_s: float) -> None:

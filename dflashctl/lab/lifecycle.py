@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from dflashctl.agent import proc
+from dflashctl.agent import kin, proc
 from dflashctl.agent.runfolder import list_runs
 from dflashctl.errors import DflashError, UsageError
 from dflashctl.lab import bringup, ending, folder, layout, refused
@@ -179,5 +179,5 @@ def _container_runs(paths: LabPaths, record: Record) -> bool:
     processes = proc.table()
     return any(
         processes[pid].start == start and not processes[pid].dead
-        for pid in proc.descendants([record.pid], processes)
+        for pid in kin.descendants([record.pid], processes)
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from lab_client import REPOSITORY, enter, enter_command, on_host, ssh
 
-from dflashctl.agent import proc
+from dflashctl.agent import kin, proc
 from dflashctl.lab import lifecycle, python_view
 from dflashctl.lab.state import LabPaths, Record
 
@@ -276,7 +276,7 @@ def test_a_container_that_cannot_start_leaves_nothing(lab: Record, lab_paths: La
         spec.write_text(good)
     assert not (lab_paths.pct / "ns/201.init").exists()
     processes = proc.table()
-    below = proc.descendants([lab.pid], processes)
+    below = kin.descendants([lab.pid], processes)
     assert [processes[p].comm for p in below if "201" in " ".join(proc.cmdline(p))] == []
 
 

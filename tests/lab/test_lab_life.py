@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from lab_client import cli, cli_argv, cli_environment, enter, ssh
 
-from dflashctl.agent import proc
+from dflashctl.agent import kin, proc
 from dflashctl.errors import Unreachable, UsageError
 from dflashctl.lab import ending, layout, lifecycle
 from dflashctl.lab.state import LabPaths, Record, load_endpoint, read_record
@@ -191,7 +191,7 @@ def test_killing_the_host_ends_everything_and_the_next_up_works(own: LabPaths) -
     record = lifecycle.up().record
     enter(record.endpoint, "echo kept > /workspace/f; setsid sleep 300.875 </dev/null >/dev/null 2>&1 &")
     ssh(record.endpoint, "setsid sleep 300.875 </dev/null >/dev/null 2>&1 &")
-    everything = proc.descendants([record.pid], proc.table())
+    everything = kin.descendants([record.pid], proc.table())
     assert len(everything) == 5  # two servers, the container's first process, two sleepers
     os.kill(record.pid, signal.SIGKILL)
     wait_for(lambda: not record.alive())

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import proc
+from dflashctl.agent import kin, proc
 from dflashctl.probe.programs import driver as driver_module
 
 DRIVER = str(Path(driver_module.__file__))
@@ -180,6 +180,6 @@ def test_a_child_that_keeps_the_output_open_is_not_waited_for(bench: Bench) -> N
     try:
         assert process.wait(LONG_S) == 0
     finally:
-        for one in proc.tagged(proc.table()).get("probe-test", []):
+        for one in kin.tagged(proc.table()).get("probe-test", []):
             os.kill(one, signal.SIGKILL)
     assert bench.ends()["next"]["exit"] == 0 and time.monotonic() - started < LONG_S

@@ -58,8 +58,8 @@ def _kill_by(pattern: str) -> Edit:
     """`pattern`: an expression over `words`, a process's command line, that makes it the run's."""
     return Edit(
         "dflashctl/agent/runfolder.py",
-        f"        return proc.family(everything, {_FAMILY})\n",
-        f"        mine = proc.family(everything, {_FAMILY})\n"
+        f"        return kin.family(everything, {_FAMILY})\n",
+        f"        mine = kin.family(everything, {_FAMILY})\n"
         "        lines = {one.pid: proc.cmdline(one.pid) for one in everything.values()}\n"
         "        taken = {one.pid for one in mine}\n"
         f"        alike = [pid for pid, words in lines.items() if words and ({pattern})]\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import cgroup, proc
+from dflashctl.agent import cgroup, kin, proc
 
 UNIFIED = "29 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
 HYBRID = (
@@ -91,7 +91,7 @@ def test_a_family_without_any_other_mark_is_found_and_ended(groups: None, box: A
     os.kill(answer["leader"]["pid"], signal.SIGKILL)
     until(lambda: not run.live())
     (Path(run.path) / "members.json").unlink(missing_ok=True)
-    assert proc.run_of(worker) is None, "the environment does not give it away"
+    assert kin.run_of(worker) is None, "the environment does not give it away"
     assert box.stop(answer["id"], grace_s=0.2)["outcome"] == "killed"
     assert proc.living(identity) is None
     assert not Path(group).exists()

@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_proc.py. Processes by identity, families, signals to nobody else."""
+"""Run with: pytest tests/unit/test_proc.py. Processes by identity, signals to nobody else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflashctl.agent import proc, signals
+from dflashctl.agent import kin, proc, signals
 
 STAT = b"%d (%b) S %d 77 78 0 -1 4194304 5 0 0 0 40 2 0 0 20 0 3 0 %d 1000 25 18446744073709551615 1"
 
@@ -24,14 +24,6 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
-
-
-def made(pid: int, ppid: int, start: int = 0, state: str = "S") -> proc.Process:
-    return proc.Process(pid, ppid, pid, pid, start or pid * 10, state, "x", 1, 0, 0)
-
-
-def table(*processes: proc.Process) -> proc.Table:
-    return {one.pid: one for one in processes}
 
 
 @pytest.mark.parametrize("comm", [b"python3", b"a) b (c", b"VLLM::Worker", b")", b"", "café".encode()])
@@ -67,8 +59,8 @@ def test_details_of_a_live_process(sleeper: subprocess.Popen[bytes]) -> None:
     assert proc.ns_pids(sleeper.pid)[0] == sleeper.pid
     assert proc.pid_namespace(sleeper.pid) == proc.pid_namespace()
     assert [thread["tid"] for thread in proc.thread_states(sleeper.pid)] == [sleeper.pid]
-    assert proc.run_of(sleeper.pid) == "mine"
-    assert sleeper.pid in proc.tagged(proc.table())["mine"]
+    assert kin.run_of(sleeper.pid) == "mine"
+    assert sleeper.pid in kin.tagged(proc.table())["mine"]
 
 
 def test_what_is_gone_reads_as_nothing() -> None:
@@ -80,7 +72,7 @@ def test_what_is_gone_reads_as_nothing() -> None:
     assert proc.ns_pids(gone) == []
     assert proc.thread_states(gone) == []
     assert proc.pid_namespace(gone) is None
-    assert proc.run_of(gone) is None
+    assert kin.run_of(gone) is None
 
 
 def test_a_zombie_is_not_living(until: Callable[..., Any]) -> None:
@@ -129,45 +121,6 @@ def test_a_kernel_without_pidfd_falls_back(
     assert process is not None
     assert signals.send_signal(process.identity, signal.SIGTERM) is True
     assert sleeper.wait(10) == -signal.SIGTERM
-
-
-def test_family_is_what_descends_from_the_supervisor() -> None:
-    #        1 - 10 supervisor - 11 leader - 12;  10 - 13 adopted;  1 - 20 a stranger - 21
-    ours = [made(10, 1), made(11, 10), made(12, 11), made(13, 10)]
-    everything = table(made(1, 0), *ours, made(20, 1), made(21, 20))
-    family = proc.family(everything, supervisor=(10, 100))
-    assert [one.pid for one in family] == [11, 12, 13]
-
-
-def test_family_without_its_supervisor_is_found_by_record_and_tag() -> None:
-    everything = table(made(1, 0), made(11, 1), made(12, 11), made(13, 1), made(14, 13), made(20, 1))
-    family = proc.family(everything, supervisor=(10, 100), known=[(11, 110)], tagged=[13])
-    assert [one.pid for one in family] == [11, 12, 13, 14]
-
-
-def test_a_recycled_pid_is_nobody_of_the_family() -> None:
-    everything = table(made(1, 0), made(10, 1, start=999), made(11, 10), made(12, 1, start=998))
-    assert proc.family(everything, supervisor=(10, 100), known=[(12, 120)]) == []
-
-
-def test_ancestors_end_at_the_top_even_in_a_loop() -> None:
-    everything = table(made(1, 0), made(5, 1), made(6, 5), made(7, 8), made(8, 7))
-    assert proc.ancestors(6, everything) == {6, 5, 1}
-    assert proc.ancestors(7, everything) == {7, 8}
-
-
-@given(
-    st.lists(st.tuples(st.integers(2, 40), st.integers(0, 40)), max_size=40),
-    st.sets(st.integers(2, 40), max_size=5),
-)
-def test_descendants_are_closed_and_reach_nobody_else(edges: list[tuple[int, int]], roots: set[int]) -> None:
-    everything = {pid: made(pid, ppid) for pid, ppid in edges}
-    found = proc.descendants(roots, everything)
-    for pid in found:
-        assert everything[pid].ppid in roots | found
-    for process in everything.values():
-        if process.ppid in roots | found:
-            assert process.pid in found
 
 
 def test_same_place_needs_boot_and_container_start() -> None:
