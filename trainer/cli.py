@@ -28,6 +28,7 @@ from trainer.export.cli import export, import_
 from trainer.machine import prepare_environment
 from trainer.run.console import Console, Plain, for_stdout
 from trainer.run.runfiles import RunFiles
+from trainer.run.writing import lose_lines_that_do_not_fit
 from trainer.topology.cli import plan
 from trainer.topology.planning import resolve_auto
 from trainer.topology.rank import RankFiles
@@ -108,6 +109,7 @@ def train(
 ) -> None:
     """Train a drafter as the recipe says; files go to $DFLASH_RUN_DIR, else to ./runs/<time>."""
     prepare_environment()
+    lose_lines_that_do_not_fit()
     if "DFLASH_RUN_DIR" not in os.environ:  # by hand: a recipe that is refused leaves no folder behind
         refused = guarded(partial(_refuse, recipe), None)
         if refused:
@@ -143,6 +145,7 @@ def rank(
 ) -> None:
     """One process of several; the launcher starts it."""
     prepare_environment()
+    lose_lines_that_do_not_fit()
 
     def work(files: RankFiles) -> int:
         from trainer.topology.ranks import Ranks

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import on_small_disk
 
 from trainer.run.runfiles import DEADLINE_S, PHASES, RunFiles
 
@@ -41,7 +42,7 @@ def test_heartbeat_says_phase_step_and_pace(tmp_path: Path) -> None:
     beat = read(tmp_path / "run" / "heartbeat.json")
     assert beat["version"] == 1 and beat["pid"] == os.getpid()
     assert (beat["phase"], beat["step"], beat["total_steps"]) == ("training", 3, 40)
-    assert beat["metrics"] == {"loss": 2.5} and beat["deadline_s"] == DEADLINE_S["training"]
+    assert beat["metrics"] == {"loss": 2.5} and beat["deadline_s"] == DEADLINE_S["training"] == 60.0
     assert abs(beat["wall"] - time.time()) < 60 and abs(beat["mono"] - time.monotonic()) < 60
     assert beat["phase_since"] <= beat["mono"] and beat["median_step_s"] >= 0
     assert beat["threads"]["MainThread"] is True and beat["queues"] == {}
@@ -51,6 +52,24 @@ def test_heartbeat_says_phase_step_and_pace(tmp_path: Path) -> None:
     assert metrics[0]["slot_accuracy"] == [0.5, 0.25]
     events = lines(tmp_path / "run" / "events.jsonl")
     assert [(event["event"], event["phase"]) for event in events] == [("phase", "training")]
+
+
+def test_slow_steps_have_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 15 s takes a minute on a machine that four programs share, and the first compiles besides."""
+    now = 1000.0
+    monkeypatch.setattr("trainer.run.runfiles.time.monotonic", lambda: now)
+    files = RunFiles(tmp_path)
+    for phase, allowed in (("loading", 900.0), ("data", 300.0), ("training", 240.0)):
+        files.enter(phase)
+        assert files.deadline_s == allowed
+    for step, took, allowed in ((1, 9.0, 240.0), (2, 2.0, 60.0), (3, 15.0, 150.0), (4, 1.0, 150.0)):
+        now += took
+        files.stepped(step)
+        assert files.deadline_s == allowed == read(tmp_path / "heartbeat.json")["deadline_s"]
+    files.enter("evaluating")
+    assert files.deadline_s == 120.0
+    files.enter("training")
+    assert files.deadline_s == 150.0
 
 
 def test_waits_add_up_by_what_was_waited_for(tmp_path: Path) -> None:
@@ -257,3 +276,47 @@ def test_the_failure_of_another_process_is_seen_and_an_old_one_is_not(tmp_path: 
     RunFiles(tmp_path).forget_failure()
     assert other.failed_peer() is None
     assert read(tmp_path / "root_cause_before.json")["error"] == "ValueError: rank 3 is gone"
+
+
+def on_full_disk(folder: Path, body: str) -> tuple[int, Path]:
+    """A program's exit code, and where the files of its run and its `log` are; `full()` fills the disk."""
+    begin = (
+        f"from pathlib import Path\ndisk = Path({str(folder)!r})\n"
+        "def full():\n"
+        "    with open(disk / 'filler', 'wb', buffering=0) as file:\n"
+        "        for size in (4096, 1):\n"
+        "            try:\n                while True: file.write(b'x' * size)\n"
+        "            except OSError: pass\n"
+        "from trainer.run.writing import lose_lines_that_do_not_fit\n"
+        "print('before', flush=True)\nlose_lines_that_do_not_fit()\nprint('then', flush=True)\n"
+    )
+    begun = program(folder / "run", "")[-1]
+    command = on_small_disk(folder, "1m", [sys.executable, "-c", begin + begun + body])
+    done = subprocess.run(command, cwd=PROJECT, timeout=60)
+    return done.returncode, folder.with_name(f"{folder.name}.after")
+
+
+def test_a_root_cause_has_its_place_on_a_full_disk(tmp_path: Path) -> None:
+    body = (
+        "full()\nfiles.record({'loss': 1.0})\n"
+        "try:\n    raise MemoryError('x' * 5000)\nexcept MemoryError as error:\n    files.fail(error)\n"
+    )
+    code, disk = on_full_disk(tmp_path / "disk", body)
+    assert code == 0
+    assert read(disk / "run/root_cause.json")["error"] == f"MemoryError: {'x' * 5000}"
+    assert not (disk / "run/metrics.jsonl").exists() or (disk / "run/metrics.jsonl").read_text() == ""
+
+
+def test_a_log_on_a_full_disk_loses_lines_and_ends_nothing(tmp_path: Path) -> None:
+    body = (
+        "full()\n"
+        "for _ in range(10_000): print('lost', flush=True); print('lost', file=sys.stderr)\n"
+        "(disk / 'filler').unlink()\nprint('after', flush=True)\n"
+        "full()\ndef fails(): raise KeyError('in a thread')\n"
+        "import threading, time\nthreading.Thread(target=fails).start()\ntime.sleep(60)\n"
+    )
+    code, disk = on_full_disk(tmp_path / "disk", body)
+    assert code == 70  # how a thread's failure ends a run
+    text = (disk / "log").read_text()
+    assert text.startswith("before\nthen\n") and "after\n" in text and text.count("lost") < 10_000
+    assert read(disk / "run/root_cause.json")["error"] == "KeyError: 'in a thread'"

@@ -27,44 +27,26 @@ from trainer.errors import Stopped
 from trainer.failures import KnownFailure
 from trainer.machine import process_start
 from trainer.run.stopping import StopSignals
+from trainer.run.writing import Reserve, append_line, to_log, write_json
 
-VERSION = 1
 PHASES = ("loading", "data", "compiling", "training", "evaluating", "saving", "done")
 # How old a heartbeat may be in each phase before the run counts as stale. Loading and compiling are single
-# calls.
+# calls, and data ends with one: writing it for other processes.
 DEADLINE_S = {
     "loading": 900.0,
-    "data": 120.0,
+    "data": 300.0,
     "compiling": 900.0,
     "training": 60.0,
     "evaluating": 120.0,
     "saving": 300.0,
     "done": 60.0,
 }
+# In training a beat may be a whole step, and other programs may take most of the machine. Before a step has
+# been timed, this many times the phase's deadline; then this many times the slowest step, if that is more.
+UNTIMED = 4
+SLOWER = 10
 BEAT_EVERY_S = 1.0
 TELL_EVERY_S = 60.0
-
-
-def write_json(path: Path, value: dict[str, Any], to_disk: bool = True) -> None:
-    """Replace the file: all of it or nothing; `to_disk`: also when the machine goes down right after it."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            json.dump({**value, "version": VERSION}, file, indent=1, sort_keys=True)
-            file.write("\n")
-            file.flush()
-            if to_disk:
-                os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-
-
-def append_line(path: Path, value: dict[str, Any]) -> None:
-    """One write of one line: the supervisor appends to events.jsonl too."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(value) + "\n")
 
 
 class RunFiles:
@@ -88,6 +70,7 @@ class RunFiles:
         self._last_step_at: float | None = None
         self._started_wall = time.time()
         self._signals: StopSignals | None = None
+        self._reserve: Reserve | None = None
         self._told_of_disk = float("-inf")
         self._failed = threading.Lock()
 
@@ -142,6 +125,16 @@ class RunFiles:
             self.waited[what] = self.waited.get(what, 0.0) + time.monotonic() - began
 
     @property
+    def deadline_s(self) -> float:
+        """How old the heartbeat may become now."""
+        allowed = DEADLINE_S[self.phase]
+        if self.phase != "training":
+            return allowed
+        if not self._step_times:
+            return UNTIMED * allowed
+        return max(allowed, SLOWER * max(self._step_times))
+
+    @property
     def median_step_s(self) -> float | None:
         """Of the last hundred steps; None before the second."""
         return statistics.median(self._step_times) if self._step_times else None
@@ -164,19 +157,25 @@ class RunFiles:
         path = self.folder / name
         self._write(path, lambda: path.write_text(text, encoding="utf-8"))
 
-    def _write_heartbeat(self, now: float) -> None:
-        median = self.median_step_s
-        path = self.own / "heartbeat.json"
-        beat = {
+    def _sign(self, now: float) -> dict[str, Any]:
+        """Who this process is, and where: what others decide by."""
+        return {
             "pid": os.getpid(),
             "start": process_start(os.getpid()),
             "phase": self.phase,
             "step": self.step,
+            "mono": now,
+            "deadline_s": self.deadline_s,
+        }
+
+    def _write_heartbeat(self, now: float) -> None:
+        median = self.median_step_s
+        path = self.own / "heartbeat.json"
+        beat = {
+            **self._sign(now),
             "total_steps": self.total_steps,
             "wall": time.time(),
-            "mono": now,
             "phase_since": self._phase_since,
-            "deadline_s": DEADLINE_S[self.phase],
             "median_step_s": None if median is None else round(median, 6),
             "queues": self.queues,
             "waited_s": {what: round(seconds, 3) for what, seconds in self.waited.items()},
@@ -262,14 +261,14 @@ class RunFiles:
                 "wall": time.time(),
             }
             try:
-                write_json(path, cause)
-            except OSError as problem:  # a full disk is the likeliest of causes, and the log may be elsewhere
-                os.write(2, f"{path.name} cannot be written: {problem}\n".encode())
+                (self._reserve or Reserve(self.own)).write_json(path, cause)
+            except OSError as problem:  # the log may be on another disk
+                to_log(f"{path.name} cannot be written: {problem}\n")
         return known
 
     def listen(self) -> None:
         """From now on SIGTERM and SIGINT end the run at its next `beat`, and an exception in any thread at
-        once.
+        once. Room for the root cause is kept on the disk.
 
         A second signal, two seconds later or more, ends the process immediately. SIGUSR1 ends nothing:
         faulthandler writes all threads' stacks into `stacks-<pid>.txt` in the run's folder, also while Python
@@ -277,6 +276,7 @@ class RunFiles:
         """
 
         self._signals = StopSignals()
+        self._reserve = Reserve(self.own)
         threading.excepthook = self._thread_failed
         self._stacks = (self.folder / f"stacks-{os.getpid()}.txt").open("w")
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
@@ -289,6 +289,6 @@ class RunFiles:
         known = self.fail(error)
         name = details.thread.name if details.thread else "?"
         text = "".join(traceback.format_exception(error))
-        os.write(2, f"thread {name} failed; the run ends\n{text}{failures.words(known)}\n".encode())
+        to_log(f"thread {name} failed; the run ends\n{text}{failures.words(known)}\n")
         # Not sys.exit: that would end this thread only, and wait for others at the interpreter's exit.
         os._exit(70)

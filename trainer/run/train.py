@@ -23,10 +23,11 @@ from trainer.model.random_target import RANDOM, WORTHLESS
 from trainer.run.console import Console, Plain
 from trainer.run.loop import AFTER_SHARE, SAVE_RESERVE_S, Trainer
 from trainer.run.report import Report, make_report
-from trainer.run.runfiles import RunFiles, write_json
+from trainer.run.runfiles import RunFiles
 from trainer.run.scatter import scatter
 from trainer.run.setup import Assembled, Say, assemble, choose_device
 from trainer.run.trackers import Trackers
+from trainer.run.writing import write_json
 from trainer.topology.planning import against_plan
 from trainer.topology.ranks import Ranks
 from trainer.topology.split import serve

@@ -1,8 +1,9 @@
 """A run of several processes: torch's elastic agent starts them, this process watches over them.
 
-The agent notices deaths and ends the others. What it cannot see is added here: a rank that lives and hangs,
-one that leaves with exit status 0 too early, whose failure was the first. A request to stop is passed on once
-and the ranks save; an end because a peer has failed is told from it by `stop.json`: then nothing is saved.
+The agent notices deaths and asks the others to end. What it cannot see is added here: a rank that lives and
+hangs, one that leaves with exit status 0 too early, whose failure was the first; and it ends whoever is left
+a few seconds after another's failure (the agent would wait for half a minute). A request to stop is passed on
+once, and `stop.json` tells it from an end because a peer has failed, for which the ranks save nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from trainer.machine import process_start
-from trainer.run.runfiles import write_json
 from trainer.run.stopping import StopSignals
-from trainer.topology.cause import Trace, merged, root_cause
+from trainer.run.writing import Reserve, write_json
+from trainer.topology.cause import TOLD_TO_END, Trace, merged, root_cause
+from trainer.topology.pulse import Pulses, Quiet, Sign
 
 WATCH_S = 0.25
 STACKS_S = 1.0  # for the stacks to be written before a hung rank is ended
-END_S = 15  # between the agent's SIGTERM and its SIGKILL to the ranks that are left
+GONE_S = 3.0  # after a rank is gone, the others have ended by themselves, or have felt the agent's SIGTERM
+END_S = 3.0  # more, and whoever is left is ended
 SAVE_S = 600.0  # for saving, once a stop was asked for
 EXIT_FAILED = 1
 NCCL = {
@@ -36,6 +40,7 @@ NCCL = {
     "TORCH_FR_BUFFER_SIZE": "20000",
 }
 """What makes NCCL tell of its own hangs; a person's own settings stand."""
+DONE = "done"
 DOOR = "door.json"  # where a drafter waits for targets
 
 
@@ -54,8 +59,13 @@ class Launcher:
 
     def __init__(self, run: Path, ranks: int) -> None:
         self.run, self.ranks = run, ranks
+        self.pulses, self.quiet, self.reserve = Pulses(ranks), Quiet(), Reserve(run)
         self.hung: dict[int, float] = {}
+        self.gone: dict[int, float] = {}  # before they were done: when it was seen
+        self.ended: set[int] = set()  # by this process, after another's failure
         self.deaths: dict[int, tuple[int, float]] = {}  # exit code and time, as the agent saw it
+        self.first_gone, self.sent = float("inf"), set[signal.Signals]()
+        self.written: dict[str, Any] | None = None  # the run's heartbeat
         self._result: BaseException | None = None
         for rank in range(ranks):
             rank_folder(run, rank).mkdir(parents=True, exist_ok=True)
@@ -72,19 +82,24 @@ class Launcher:
         deadline = float("inf")
         while agent.is_alive():
             agent.join(WATCH_S)
-            beats = self._beats()
-            self._write_merged(beats)
+            self._write_merged()
+            signs = self.pulses.read()
             told = signals.take()
             if told is not None and asked is None:
                 asked = told[1]
                 deadline = time.monotonic() + SAVE_S
-                write_json(self.run / "stop.json", {"signal": told[0], "wall": time.time()})
-                self._signal(beats, signal.SIGTERM)
+                self._write_stop(told[0])
+                self._signal(signs, signal.SIGTERM)
             if time.monotonic() > deadline:
-                self._signal(beats, signal.SIGKILL)
-            self._end_hung(beats)
-        self._write_merged(self._beats())
-        return self._outcome(asked)
+                self._signal(signs, signal.SIGKILL)
+            self._end_hung(signs)
+            if asked is None:
+                self._end_left(signs)
+        self._write_merged()
+        try:
+            return self._outcome(asked)
+        finally:
+            self.pulses.close()
 
     def _agent(self, argv: list[str]) -> None:
         """In a thread, so that signals stay ours."""
@@ -95,7 +110,6 @@ class Launcher:
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
         for name, value in {
             "OMP_NUM_THREADS": "1",
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(END_S),
             **NCCL,
             "TORCH_FR_DUMP_TEMP_FILE": str(self.run / "ranks" / "nccl-trace-"),
         }.items():
@@ -131,35 +145,53 @@ class Launcher:
             found.append({**beat, "rank": rank})
         return found
 
-    def _write_merged(self, beats: list[dict[str, Any]]) -> None:
-        beat = merged(beats, self.ranks)
-        if beat is not None:
-            try:
-                write_json(self.run / "heartbeat.json", beat)
-            except OSError:
-                pass  # a full disk; the ranks say so
+    def _write_merged(self) -> None:
+        beat = merged(self._beats(), self.ranks)
+        if beat is not None and beat != self.written:
+            with suppress(OSError):  # a full disk; the ranks say so
+                write_json(self.run / "heartbeat.json", beat, to_disk=False)
+                self.written = beat
 
-    def _signal(self, beats: list[dict[str, Any]], number: signal.Signals) -> None:
-        for beat in beats:
-            _send(beat, number)
+    def _write_stop(self, name: str) -> None:
+        with suppress(OSError):  # on a full disk the ranks cannot save either
+            self.reserve.write_json(self.run / "stop.json", {"signal": name, "wall": time.time()})
 
-    def _end_hung(self, beats: list[dict[str, Any]]) -> None:
-        now = time.monotonic()
-        hung = [
-            beat
-            for beat in beats
-            if now - beat["mono"] > beat["deadline_s"]
-            and beat["phase"] != "done"
-            and beat["rank"] not in self.hung
-            and _alive(beat)
-        ]
+    def _signal(self, signs: dict[int, Sign], number: signal.Signals) -> None:
+        for sign in signs.values():
+            _send(sign, number)
+
+    def _end_hung(self, signs: dict[int, Sign]) -> None:
+        hung = {
+            rank: seconds
+            for rank, seconds in self.quiet.look(time.monotonic(), signs).items()
+            if signs[rank]["phase"] != DONE and rank not in self.hung and _alive(signs[rank])
+        }
         if not hung:
             return
-        self._signal(beats, signal.SIGUSR1)
+        self._signal(signs, signal.SIGUSR1)
         time.sleep(STACKS_S)
-        for beat in hung:
-            self.hung[beat["rank"]] = now - beat["mono"]
-            _send(beat, signal.SIGKILL)
+        for rank, seconds in hung.items():
+            self.hung[rank] = seconds
+            _send(signs[rank], signal.SIGKILL)
+
+    def _end_left(self, signs: dict[int, Sign]) -> None:
+        """A rank is gone before it was done: the others cannot go on, whatever they do just now."""
+        now = time.time()
+        for rank, sign in signs.items():
+            if sign["phase"] != DONE and not _alive(sign):
+                self.gone.setdefault(rank, now)
+        if not self.gone:
+            return
+        self.first_gone = min(self.first_gone, time.monotonic())
+        since = time.monotonic() - self.first_gone
+        number = signal.SIGTERM if since < GONE_S + END_S else signal.SIGKILL
+        if since < GONE_S or number in self.sent:
+            return
+        self.sent.add(number)
+        for rank, sign in signs.items():
+            if _alive(sign):
+                self.ended.add(rank)
+                _send(sign, number)
 
     def _outcome(self, asked: int | None) -> int:
         traces = [self._trace(rank) for rank in range(self.ranks)]
@@ -172,7 +204,10 @@ class Launcher:
         if cause is None:
             return 0
         path = self.run / "root_cause.json"
-        write_json(path, cause)
+        try:
+            self.reserve.write_json(path, cause)
+        except OSError as problem:
+            print(f"{path} cannot be written: {problem.strerror}", file=sys.stderr, flush=True)
         rank = cause["rank"]
         if not traces[rank].error:  # otherwise the rank has said it
             print(f"error: {cause['error']}", file=sys.stderr, flush=True)
@@ -185,20 +220,15 @@ class Launcher:
         return code if code > 0 else EXIT_FAILED
 
     def _trace(self, rank: int) -> Trace:
-        folder, beat, error = rank_folder(self.run, rank), {}, None
-        for name in ("heartbeat.json", "root_cause.json"):
-            try:
-                read = json.loads((folder / name).read_text())
-            except (OSError, ValueError):
-                continue
-            if name == "heartbeat.json":
-                beat = read
-            else:
-                error = read
+        sign, error = self.pulses.read().get(rank, {}), None
+        with suppress(OSError, ValueError):
+            error = json.loads((rank_folder(self.run, rank) / "root_cause.json").read_text())
         # The agent tells of every rank that did not end well; the others left with exit status 0.
         code, at = self.deaths.get(rank, (0, None))
-        phase, step = str(beat.get("phase", "")), beat.get("step")
-        return Trace(rank, code, error, phase, step, self.hung.get(rank), at)
+        if code == -signal.SIGKILL and rank in self.ended:
+            code = TOLD_TO_END[0]
+        phase, step = str(sign.get("phase", "")), sign.get("step")
+        return Trace(rank, code, error, phase, step, self.hung.get(rank), self.gone.get(rank, at))
 
 
 def _alive(beat: dict[str, Any]) -> bool:

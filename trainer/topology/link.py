@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from trainer.run.runfiles import write_json
+from trainer.run.writing import write_json
 from trainer.topology.ranks import PeerLost
 
 POLL_S = 0.2

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from trainer.errors import ConfigError
-from trainer.run.runfiles import write_json
+from trainer.run.writing import write_json
 from trainer.topology.plan import Prediction, Rates, choose
 
 PLAN = "plan.json"

@@ -11,9 +11,10 @@ from typing import Any
 
 from trainer.run.runfiles import RunFiles
 from trainer.topology.launcher import rank_folder, stop_asked
+from trainer.topology.pulse import Pulse
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
-LEFT = "left"
+HERE = "here"  # the first rank has not left; removing it works on a full disk too
 SAVE_S = 600.0
 
 
@@ -23,9 +24,14 @@ class RankFiles(RunFiles):
     """
 
     def __init__(self, run: Path, rank: int) -> None:
-        self.rank = rank
+        self.rank, self._pulse = rank, Pulse(rank)
         super().__init__(run, rank_folder(run, rank))
-        (self.own / LEFT).unlink(missing_ok=True)
+        if rank == 0:
+            (self.own / HERE).touch()
+
+    def _write_heartbeat(self, now: float) -> None:
+        self._pulse.give(self._sign(now))
+        super()._write_heartbeat(now)
 
     def _append(self, name: str, value: dict[str, Any]) -> None:
         if self.rank == 0:
@@ -47,13 +53,13 @@ class RankFiles(RunFiles):
         """The last thing that a rank does. The agent takes the first to leave with an error for a failure and
         ends the others, so after a stop they wait until the first rank has saved.
         """
-        if self.rank == 0 or not stop_asked(self.folder):
-            (self.own / LEFT).touch()
-            return
-        first = rank_folder(self.folder, 0) / LEFT
-        end = time.monotonic() + SAVE_S
-        while not first.exists() and time.monotonic() < end:
-            time.sleep(0.1)
+        first = rank_folder(self.folder, 0) / HERE
+        if self.rank == 0:
+            first.unlink(missing_ok=True)
+        elif stop_asked(self.folder):
+            end = time.monotonic() + SAVE_S
+            while first.exists() and time.monotonic() < end:
+                time.sleep(0.1)
 
 
 def die_with_launcher() -> None:

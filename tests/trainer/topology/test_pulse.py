@@ -1,0 +1,98 @@
+"""Signs of life in the launcher's memory, and who counts as quiet."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.run.runfiles import DEADLINE_S
+from trainer.topology.pulse import RECORD, VARIABLE, Pulse, Pulses, Quiet, Sign
+from trainer.topology.rank import RankFiles
+
+PROJECT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def pulses() -> Iterator[Pulses]:
+    made = Pulses(3)
+    yield made
+    made.close()
+    assert VARIABLE not in os.environ
+
+
+def test_a_sign_from_another_process_arrives(pulses: Pulses) -> None:
+    assert pulses.read() == {}
+    body = "from trainer.topology.pulse import Pulse; Pulse(1).give({'mono': 2.5, 'phase': 'training'})"
+    subprocess.run([sys.executable, "-c", body], cwd=PROJECT, check=True, timeout=60)
+    assert pulses.read() == {1: {"mono": 2.5, "phase": "training", "rank": 1}}
+
+
+def test_half_a_sign_is_none_and_the_one_before_it_stands(pulses: Pulses) -> None:
+    mine = Pulse(2)
+    mine.give({"step": 7})
+    before = pulses._memory[:]
+    mine.give({"step": 8, "phase": "evaluating"})
+    after = pulses._memory[:]
+    changed = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    assert changed[0] >= 2 * RECORD
+    assert pulses.read()[2]["step"] == 8
+    for place in changed[1:]:  # cut in every place
+        pulses._memory[:] = after[:place] + before[place:]
+        assert pulses.read()[2]["step"] == 8
+    pulses._memory[:] = before
+    assert pulses.read()[2]["step"] == 7
+
+
+def test_without_a_launcher_a_rank_still_writes_its_heartbeat(tmp_path: Path) -> None:
+    assert VARIABLE not in os.environ
+    RankFiles(tmp_path, 1).enter("data")
+    assert json.loads((tmp_path / "ranks/1/heartbeat.json").read_text())["phase"] == "data"
+
+
+def test_a_rank_gives_signs_though_its_files_cannot_be_written(
+    pulses: Pulses, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = RankFiles(tmp_path, 0)
+    (tmp_path / "ranks/0/heartbeat.json").mkdir()  # cannot be replaced by a file
+    files.enter("evaluating")
+    sign = pulses.read()[0]
+    assert (sign["phase"], sign["pid"]) == ("evaluating", os.getpid())
+    assert sign["deadline_s"] == DEADLINE_S["evaluating"]
+    assert "heartbeat.json cannot be written" in capsys.readouterr().err
+
+
+def sign(mono: float, deadline_s: float = 60.0) -> Sign:
+    return {"mono": mono, "deadline_s": deadline_s, "phase": "training"}
+
+
+def test_quiet_is_what_the_launcher_saw_of_it() -> None:
+    quiet = Quiet()
+    for tick in range(241):
+        over = quiet.look(1000.0 + tick / 4, {0: sign(999.0), 1: sign(1000.0 + tick // 8)})
+        assert over == {}
+    assert quiet.look(1060.25, {0: sign(999.0), 1: sign(1060.0)}) == {0: pytest.approx(60.25)}
+    assert quiet.look(1060.5, {0: sign(1060.4), 1: sign(1060.0)}) == {}
+
+
+def test_a_frozen_container_and_a_starved_machine_are_no_hang() -> None:
+    """The launcher wakes after an hour beside the ranks: none of that hour counts but one look's time."""
+    quiet = Quiet()
+    for now in (0.0, 59.0, 3600.0):  # two looks' time so far, at most a second each
+        assert quiet.look(now, {0: sign(0.0)}) == {}
+    for tick in range(1, 59):
+        assert quiet.look(3600.0 + tick, {0: sign(0.0)}) == {}
+    assert quiet.look(3659.0, {0: sign(0.0)}) == {0: pytest.approx(61.0)}
+
+
+def test_another_phase_has_another_deadline() -> None:
+    quiet = Quiet()
+    quiet.look(0.0, {0: sign(0.0, 900.0)})
+    for tick in range(1, 101):
+        assert quiet.look(float(tick), {0: sign(0.0, 900.0)}) == {}
+    assert quiet.look(101.0, {0: sign(100.5, 60.0)}) == {}

@@ -1,0 +1,106 @@
+"""Writing the small files of a run, and its log: whole or not at all, and by a full disk neither ended nor
+silenced.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import stat
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+VERSION = 1
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+RESERVED = 1 << 16  # bytes: a traceback, several times over
+
+
+def write_json(path: Path, value: dict[str, Any], to_disk: bool = True) -> None:
+    """Replace the file: all of it or nothing; `to_disk`: also when the machine goes down right after it."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            json.dump({**value, "version": VERSION}, file, indent=1, sort_keys=True)
+            file.write("\n")
+            file.flush()
+            if to_disk:
+                os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def append_line(path: Path, value: dict[str, Any]) -> None:
+    """One write of one line: the supervisor appends to events.jsonl too."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
+
+
+class Reserve:
+    """Room on the disk of a folder for a process's last words. It lies in a file without a name, so it goes
+    with the process, however that ends.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file: IO[bytes] | None = None
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+            self._file.write(os.urandom(RESERVED))  # not zeros, which some disks do not store
+        except OSError:
+            self._release()  # full already: there is nothing to hold
+
+    def write_json(self, path: Path, value: dict[str, Any]) -> None:
+        """`write_json`, in the room that was kept if there is no other."""
+        try:
+            write_json(path, value)
+        except OSError:
+            self._release()
+            write_json(path, value)
+
+    def _release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def to_log(text: str) -> None:
+    """Past Python's buffers, for a process that is about to end: a full disk is no reason not to."""
+    with suppress(OSError):
+        os.write(2, text.encode())
+
+
+class _Losing(io.FileIO):
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as problem:
+            if problem.errno not in FULL:
+                raise
+            return len(data)
+
+
+def lose_lines_that_do_not_fit() -> None:
+    """From now on, what is printed into a log file on a full disk is lost, and raises nothing."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                continue
+        except (OSError, ValueError):  # closed, or in memory
+            continue
+        stream.flush()
+        raw = _Losing(stream.fileno(), "wb", closefd=False)
+        text = io.TextIOWrapper(
+            raw if stream.write_through else io.BufferedWriter(raw),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, text)
