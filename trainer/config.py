@@ -90,7 +90,7 @@ class Objective:
     replays: int = ranged(1, low=1)  # draws of anchors per batch of rows and optimizer step
     weighting: Literal["decay", "dpace"] = "decay"  # of slots: by distance, or by D-PACE
     gamma: float | None = ranged(None, low=0.01)  # null: by block size
-    dpace_alpha: float = ranged(0.5, low=0.0, high=1.0)  # D-PACE: its exponent
+    dpace_alpha: float = ranged(0.5, low=0.0, high=1.0)  # D-PACE: how far confidences are smoothed to 1
     labels: Literal["data", "target", "kl"] = (
         "data"  # tokens of the text, the target's own choice, or its distribution
     )
@@ -220,7 +220,7 @@ class Layout:
     drafters: int = ranged(1, low=1)  # split, threads: a GPU each, after the targets'
     queue: int = ranged(2, low=1)  # batches of hidden states that may wait for the drafters
     floor_gib_s: float = ranged(0.25, low=0.0)  # split: hidden states must travel faster than this
-    # Each rank of the topology colocated keeps a share of the optimizer's moments; auto: where memory is short.
+    # Each rank of topology colocated keeps a share of the optimizer's state; auto: where memory is short.
     shard_optimizer: Literal["auto", "on", "off"] = "auto"
     wait_s: float = ranged(300.0, low=0.1)  # the longest wait of one for the other; then the run ends
 
