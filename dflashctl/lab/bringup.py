@@ -6,9 +6,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +42,43 @@ def start(paths: LabPaths) -> Record:
     python = python_of_this_program()
     plan = _write_state(paths, python)
     folder.trim_log(paths)
-    with paths.log.open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dflashctl.lab.host"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            cwd="/",
-            env=_environment_of_host(python),
-            start_new_session=True,
-            bufsize=0,
-        )
+    process: subprocess.Popen[bytes] | None = None
     told: dict[str, Any] = {}
     try:
+        # Popen cut short would leave a child that nobody knows of.
+        with paths.log.open("ab") as log, _ctrl_c_waits():
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "dflashctl.lab.host"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd="/",
+                env=_environment_of_host(python),
+                start_new_session=True,
+                bufsize=0,
+            )
         return _speak_with_host(process, plan, paths, python, told)
     except BaseException:
-        _give_up(process, told)
+        if process is not None:
+            _give_up(process, told)
         raise
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """A Ctrl-C that comes within is answered right after. Only a program's first thread ever gets one."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _speak_with_host(

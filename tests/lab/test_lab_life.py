@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab_client import cli, cli_argv, cli_environment, enter, ssh
@@ -309,6 +310,23 @@ def test_ctrl_c_leaves_a_lab_or_nothing(own: LabPaths, after_s: float) -> None:
         assert processes_of(own) == []
         assert not own.record.exists() and not own.pct.exists()
     assert ssh(lifecycle.up().record.endpoint, "echo ok").stdout == b"ok\n"
+
+
+def test_ctrl_c_while_the_host_is_being_started_leaves_nothing(
+    own: LabPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, before = subprocess.Popen, signal.getsignal(signal.SIGINT)
+
+    def started(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = real(*words, **options)
+        signal.raise_signal(signal.SIGINT)  # before the caller has it
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with pytest.raises(KeyboardInterrupt):
+        lifecycle.up()
+    assert processes_of(own) == []
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("after_s", [0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
