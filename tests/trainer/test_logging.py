@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,19 @@ def test_a_service_that_fails_is_left_out_and_the_run_goes_on(
     assert [call[0] for call in service.calls] == ["init", "log"]
     assert "WARNING: wandb failed and is left out from now on: no route to host" in said
     assert any(line.startswith("step 4 loss") for line in said)
+
+
+def test_a_service_that_never_finishes_does_not_hold_up_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, never = Service("wandb"), threading.Event()
+    monkeypatch.setattr(service, "finish", never.wait)
+    monkeypatch.setattr("trainer.run.trackers.CLOSE_S", 0.1)
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    _, said = train(tmp_path, monkeypatch, trackers=["wandb"])
+    never.set()
+    assert "WARNING: wandb did not finish within 0 s and is left alone" in said
+    assert [call[0] for call in service.calls] == ["init", *["log"] * 4]
 
 
 def test_an_unknown_tracker_is_refused() -> None:

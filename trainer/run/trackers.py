@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 from trainer.config import Logging
 
 Say = Callable[[str], None]
+CLOSE_S = 20.0
 
 
 class Tracker(Protocol):
@@ -114,7 +116,15 @@ class Trackers:
         self._each(lambda tracker: tracker.log(figures, step))
 
     def close(self) -> None:
-        self._each(lambda tracker: tracker.close())
+        """Let each finish what it sends, within bounds: a network that is gone must not hold up the run."""
+        closing = threading.Thread(
+            target=self._each, args=(lambda tracker: tracker.close(),), name="trackers", daemon=True
+        )
+        closing.start()
+        closing.join(CLOSE_S)
+        if closing.is_alive():
+            names = ", ".join(self._open)
+            self._say(f"WARNING: {names} did not finish within {CLOSE_S:.0f} s and is left alone")
         self._open.clear()
 
     def _each(self, action: Callable[[Tracker], None]) -> None:
@@ -122,5 +132,5 @@ class Trackers:
             try:
                 action(tracker)
             except Exception as error:  # a network, a disk, a service: nothing that training needs
-                del self._open[name]
+                self._open.pop(name, None)
                 self._say(f"WARNING: {name} failed and is left out from now on: {error}")

@@ -99,6 +99,11 @@ def run(
     trainer = Trainer(config, files, console, parts, data, optimizer, evaluator, facts, trackers, ranks)
     try:
         _train(trainer, chosen, saved)
+    except Stopped:
+        raise
+    except Exception as error:
+        files.fail(error)  # now: what follows waits for a disk and for other programs
+        raise
     finally:
         console.close()
         trainer.close()

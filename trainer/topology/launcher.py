@@ -35,7 +35,7 @@ EXIT_FAILED = 1
 NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # a collective that fails or times out ends its process
     "TORCH_NCCL_ENABLE_MONITORING": "1",
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "480",  # for what our own deadlines, which are shorter, cannot see
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_FR_BUFFER_SIZE": "20000",
 }
@@ -175,10 +175,13 @@ class Launcher:
             _send(signs[rank], signal.SIGKILL)
 
     def _end_left(self, signs: dict[int, Sign]) -> None:
-        """A rank is gone before it was done: the others cannot go on, whatever they do just now."""
+        """A rank is gone before it was done, or has said why it fails: the others cannot go on, whatever they
+        do just now, and it may itself be waiting for a slow disk.
+        """
         now = time.time()
         for rank, sign in signs.items():
-            if sign["phase"] != DONE and not _alive(sign):
+            said = (rank_folder(self.run, rank) / "root_cause.json").exists()
+            if said or (sign["phase"] != DONE and not _alive(sign)):
                 self.gone.setdefault(rank, now)
         if not self.gone:
             return

@@ -128,6 +128,8 @@ def failed_run(
     """
     kind, rank, step = fault.partition(",")[0].split(":")
     content = section(target, ranks, int(step) + 2 if kind == "disk" else 500)
+    if "slow:" in fault:
+        content["checkpoint"] = {"every_steps": 2}
     if split:
         content |= {"topology": "split", "layout": {"targets": ranks, "drafters": ranks}}
     process = start(folder, content, fault=fault)
@@ -171,6 +173,8 @@ def failed_run(
         "disk:1:2",
         # Nobody else notices: the first rank is in one long call, where it hears no signal either.
         "exit-0:1:2,stuck:0:2",
+        # While a checkpoint is on its way to a slow disk.
+        "raise:0:3,slow:0:1",
     ],
 )
 def test_a_fault_ends_the_run_with_its_cause(fault: str, saved_target: Path, tmp_path: Path) -> None:

@@ -20,6 +20,11 @@ def fail(kind: str) -> None:
     if kind == "stuck":  # in one long call of a library, so that no signal is heard
         ctypes.PyDLL(None).sleep(600)
         return
+    if kind == "slow":  # a disk that takes a checkpoint in ten minutes
+        from trainer.checkpoint import files
+
+        files.write = lambda *given: time.sleep(600)  # type: ignore[assignment]
+        return
     told = Path(os.environ["DFLASH_TEST_FAULT_AT"])
     if not told.exists():
         told.write_text(str(time.monotonic()))
