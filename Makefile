@@ -42,6 +42,9 @@ quality: venv  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+schema: venv  ## write docs/recipe.md, docs/hosts.md and docs/schema/ anew from the source
+	$(PY) -m docs.reference
+
 format: venv  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

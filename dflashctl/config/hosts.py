@@ -33,48 +33,48 @@ class Strict(BaseModel):
 class Ssh(Strict):
     """How to reach the host. `host` may be a name from ~/.ssh/config: jump hosts and keys live there."""
 
-    host: str = Field(min_length=1)
-    user: str | None = None
-    port: int | None = Field(default=None, ge=1, le=65535)
-    identity_file: str | None = None
-    known_hosts: str | None = None
-    connect_timeout_s: float = Field(default=10.0, gt=0)
-    sudo: bool = False
+    host: str = Field(min_length=1)  # a name from ~/.ssh/config, a host name or an address
+    user: str | None = None  # left out: as ~/.ssh/config says, else your own name
+    port: int | None = Field(default=None, ge=1, le=65535)  # left out: as ~/.ssh/config says, else 22
+    identity_file: str | None = None  # a private key; it alone is offered then
+    known_hosts: str | None = None  # left out: ~/.ssh/known_hosts
+    connect_timeout_s: float = Field(default=10.0, gt=0)  # for the connection, and for the peer's banner
+    sudo: bool = False  # a user other than root: commands go through `sudo -n`
 
 
 class IdleRule(Strict):
     """When a GPU counts as idle: no holder, memory at its learnt baseline (`auto`) or below so many MiB."""
 
-    memory_mib: Literal["auto"] | int = "auto"
-    utilization_pct: int = Field(default=5, ge=0, le=100)
-    samples: int = Field(default=3, ge=1, le=100)
+    memory_mib: Literal["auto"] | int = "auto"  # auto: what `dflashctl gpu --learn-idle` has learnt, else 0
+    utilization_pct: int = Field(default=5, ge=0, le=100)  # the most that the samples' median may be
+    samples: int = Field(default=3, ge=1, le=100)  # looks at a GPU, whose median counts
 
 
 class Gpus(Strict):
     """What the box should have."""
 
-    expect: int | None = Field(default=None, ge=0)
+    expect: int | None = Field(default=None, ge=0)  # how many; a missing one is told by status and doctor
     uuids: list[str] | None = None  # for `doctor`: a card that was swapped is told
-    idle: IdleRule = Field(default_factory=IdleRule)
+    idle: IdleRule = Field(default_factory=IdleRule)  # when a GPU counts as idle
 
 
 class HostEntry(Strict):
     """A host as written in hosts.yaml. What is left out comes from `default_values`."""
 
-    engine: EngineName
-    container: int | None = Field(default=None, ge=100, le=999_999_999)
-    ssh: Ssh | None = None
-    python: InsidePath | None = None
-    home: InsidePath | None = None
-    path: Value | None = None
-    code_root: InsidePath | None = None
-    workdir: InsidePath | None = None
-    log_dir: InsidePath | None = None
-    state_dir: InsidePath | None = None
-    staging_dir: InsidePath = DEFAULT_STAGING
-    gpus: Gpus = Field(default_factory=Gpus)
-    env: dict[Variable, Value] = Field(default_factory=dict)
-    keep_releases: int = Field(default=5, ge=1)
+    engine: EngineName  # how to get inside: pct over ssh, plain ssh, the embedded lab, or this machine
+    container: int | None = Field(default=None, ge=100, le=999_999_999)  # engine pct: as `pct list` shows it
+    ssh: Ssh | None = None  # engines pct and ssh need it: how to reach the host
+    python: InsidePath | None = None  # the interpreter that runs the training and proves deploys
+    home: InsidePath | None = None  # HOME of every command
+    path: Value | None = None  # PATH of every command
+    code_root: InsidePath | None = None  # releases/ and current live here
+    workdir: InsidePath | None = None  # where a run without a release starts
+    log_dir: InsidePath | None = None  # of the runs' logs; left out: workdir
+    state_dir: InsidePath | None = None  # runs/ lives here; left out: below workdir
+    staging_dir: InsidePath = DEFAULT_STAGING  # engine pct, on the host: an archive waits here for its push
+    gpus: Gpus = Field(default_factory=Gpus)  # what the box should have
+    env: dict[Variable, Value] = Field(default_factory=dict)  # of every run; a recipe's own comes over it
+    keep_releases: int = Field(default=5, ge=1)  # how many releases stay after a deploy
 
     @model_validator(mode="after")
     def _engine_has_what_it_needs(self) -> HostEntry:
@@ -113,16 +113,16 @@ class Host(Strict):
 class Defaults(Strict):
     """What a command uses when neither --host nor --recipe is given."""
 
-    host: Name = "lab"
-    recipe: Name = "demo"
+    host: Name = "lab"  # left out where hosts.yaml has a single host: that one
+    recipe: Name = "demo"  # left out: the recipe named demo
 
 
 class HostsDocument(Strict):
     """The whole of hosts.yaml."""
 
-    version: Literal[1]
-    defaults: Defaults = Field(default_factory=Defaults)
-    hosts: dict[Name, HostEntry] = Field(min_length=1)
+    version: Literal[1]  # of this format
+    defaults: Defaults = Field(default_factory=Defaults)  # for commands without --host and --recipe
+    hosts: dict[Name, HostEntry] = Field(min_length=1)  # by the name that --host takes
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from collections.abc import Collection, Mapping
 
 from dflashctl.errors import UsageError
 
-PLACEHOLDERS = (
-    "log_dir",  # of the host
-    "workdir",  # of the host
-    "recipe",  # its name
-    "tag",
-    "run_id",
-    "run_dir",  # <state_dir>/runs/<id>
-    "recipe_file",  # the resolved recipe in the run's folder
-    "release_dir",  # the deployed tree that the run imports
-)
+PLACEHOLDERS = {
+    "log_dir": "the host's log_dir",
+    "workdir": "the host's workdir",
+    "recipe": "the recipe's name",
+    "tag": "the run's tag",
+    "run_id": "the run's id",
+    "run_dir": "<state_dir>/runs/<id>, the run's folder",
+    "recipe_file": "recipe.yaml in the run's folder: the recipe as this run got it",
+    "release_dir": "the deployed tree that the run imports",
+}
 
 _TOKEN = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
 

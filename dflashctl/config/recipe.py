@@ -52,16 +52,17 @@ def _rule(text: str) -> str:
 Relative = Annotated[str, AfterValidator(_relative)]
 Regex = Annotated[str, AfterValidator(_regex)]
 Template = Annotated[Value, AfterValidator(_template)]
+Module = Annotated[str, AfterValidator(_module)]
 Rule = Annotated[str, AfterValidator(_rule), WithJsonSchema({"type": "string", "enum": list(RULE_NAMES)})]
 
 
 class Expect(Strict):
     """A line that proves the change: `text` literally, or `regex`, in the deployed `file`."""
 
-    file: Relative
-    text: str | None = Field(default=None, min_length=1)
-    regex: Regex | None = Field(default=None, min_length=1)
-    present: bool = True
+    file: Relative  # below `root`, and among what travels
+    text: str | None = Field(default=None, min_length=1)  # literally, within one line; or
+    regex: Regex | None = Field(default=None, min_length=1)  # Python's, searched in every line
+    present: bool = True  # false: no line may match
 
     @model_validator(mode="after")
     def _one_pattern(self) -> Expect:
@@ -79,12 +80,12 @@ class Deploy(Strict):
     into a release below the host's code_root.
     """
 
-    root: Relative = "."
-    include: list[Relative] = Field(min_length=1)
-    exclude: list[Relative] = Field(default_factory=list)
-    entry: Annotated[str, AfterValidator(_module)] | None = None
-    expect: list[Expect] = Field(default_factory=list)
-    to: InsidePath | None = None
+    root: Relative = "."  # below the project's folder (the one above recipes/)
+    include: list[Relative] = Field(min_length=1)  # globs of what travels; `**` goes through folders
+    exclude: list[Relative] = Field(default_factory=list)  # globs of what does not, of that
+    entry: Module | None = None  # the module that the run imports: its path inside is proven
+    expect: list[Expect] = Field(default_factory=list)  # lines that prove the change
+    to: InsidePath | None = None  # place of a single script, which is renamed over
 
     @model_validator(mode="after")
     def _one_script(self) -> Deploy:
@@ -104,9 +105,9 @@ class Deploy(Strict):
 class LaunchGpus(Strict):
     """Which GPUs the run gets: so many idle ones, or these indices, or these UUIDs. None given: no GPU."""
 
-    count: int | None = Field(default=None, ge=0)
-    ids: list[Annotated[int, Field(ge=0)]] | None = None
-    uuids: list[str] | None = None
+    count: int | None = Field(default=None, ge=0)  # so many idle ones
+    ids: list[Annotated[int, Field(ge=0)]] | None = None  # these, by their index in nvidia-smi
+    uuids: list[str] | None = None  # these, by UUID
 
     @model_validator(mode="after")
     def _one_way(self) -> LaunchGpus:
@@ -122,13 +123,15 @@ class LaunchGpus(Strict):
 class Launch(Strict):
     """How the run starts. `python` as the first word of `command` is the host's `python`."""
 
-    command: list[Template] = Field(min_length=1)
-    log: Template = DEFAULT_LOG
-    gpus: LaunchGpus = Field(default_factory=LaunchGpus)
-    env: dict[Variable, Template] = Field(default_factory=dict)
-    secrets: list[Variable] = Field(default_factory=list)
-    grace_s: float = Field(default=15, gt=0)
-    started_within_s: float = Field(default=60, gt=0)
+    command: list[Template] = Field(min_length=1)  # program and arguments; no shell reads them
+    log: Template = DEFAULT_LOG  # inside: an absolute path, or one that starts with a folder's placeholder
+    gpus: LaunchGpus = Field(default_factory=LaunchGpus)  # none given: no GPU; --gpus comes before it
+    env: dict[Variable, Template] = Field(default_factory=dict)  # over the host's own
+    secrets: list[Variable] = Field(default_factory=list)  # names only: values come from your environment
+    grace_s: float = Field(default=15, gt=0)  # from SIGTERM to SIGKILL when it is killed: time to save
+    started_within_s: float = Field(
+        default=60, gt=0
+    )  # after this without "started", a launch counts as cut off
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Launch:
@@ -147,8 +150,9 @@ class Observe(Strict):
     the step in its log, `pause_regex` a line that announces a long silence (compiling, evaluating). `rules`
     are thresholds other than the usual ones: docs/verdict.md."""
 
-    step_regex: Regex | None = None
-    pause_regex: Regex | None = None
+    step_regex: Regex | None = None  # with a group named step: (?P<step>\d+)
+    pause_regex: Regex | None = None  # lines that announce a long silence
+    # Thresholds by name, in seconds or as factors.
     rules: dict[Rule, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -161,12 +165,12 @@ class Observe(Strict):
 class RecipeBody(Strict):
     """A recipe without its variants: what one run is made of."""
 
-    version: Literal[1]
-    name: Name
-    deploy: Deploy | None = None
-    launch: Launch
-    observe: Observe = Field(default_factory=Observe)
-    train: dict[str, Any] | None = None
+    version: Literal[1]  # of this format
+    name: Name  # the file's own, without .yaml
+    deploy: Deploy | None = None  # which files travel; left out: a run without a release
+    launch: Launch  # how the run starts
+    observe: Observe = Field(default_factory=Observe)  # how `status` judges it
+    train: dict[str, Any] | None = None  # the program's own section; the bundled trainer's keys are below
 
     @property
     def has_release(self) -> bool:
@@ -177,6 +181,7 @@ class RecipeBody(Strict):
 class Recipe(RecipeBody):
     """A recipe as written. A variant is a partial recipe, laid over it for the tag of that name."""
 
+    # By tag: a partial recipe, laid over this one key by key (a list is replaced whole); `deploy` stays.
     variants: dict[Name, dict[str, Any]] = Field(default_factory=dict)
 
     _source: Document | None = PrivateAttr(default=None)
