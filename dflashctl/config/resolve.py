@@ -14,7 +14,7 @@ from dflashctl.config.hosts import HostsFile
 from dflashctl.config.names import check_tag
 from dflashctl.config.problems import key_path, nearest, problems, usage_error, validate
 from dflashctl.config.recipe import Deploy, Launch, Observe, Recipe, RecipeBody, project_root
-from dflashctl.config.train_section import check_train
+from dflashctl.config.train_section import check_train, trainer_root
 from dflashctl.config.yamlfile import Document, read_document
 from dflashctl.errors import NotFound
 
@@ -172,7 +172,7 @@ def _train_problems(body: RecipeBody, document: Document, prefix: tuple[str, ...
     if body.train is None or not runs_trainer:
         return []
     rows = []
-    for path, what in check_train(body.train, project_root(document.path)):
+    for path, what in check_train(body.train, trainer_root(project_root(document.path), Path.cwd())):
         written_here = (*prefix, *path)
         loc = written_here if document.depth(written_here) > len(prefix) else path
         rows.append((document.position(loc), f"{key_path(loc)}: {what}", ""))

@@ -11,14 +11,22 @@ from typing import Any
 _PROBLEM = re.compile(r"(?P<path>[\w.-]+): (?P<what>.*)\Z", re.DOTALL)
 
 
-def check_train(section: dict[str, Any], project_root: Path) -> list[tuple[tuple[str, ...], str]]:
-    """(key path, problem) for everything that the project's trainer would refuse; empty when all is well.
+def trainer_root(project: Path, here: Path) -> Path | None:
+    """The folder whose trainer judges a recipe of the folder `project`: that one or one above it, as for a
+    recipe in recipes/experiments/; for a recipe that lies outside any project the same from the working
+    folder `here`, whose trainer is the one that its person means. None: there is no trainer."""
+    places = dict.fromkeys(above for start in (project, here) for above in (start, *start.parents))
+    return next((place for place in places if (place / "trainer" / "config.py").is_file()), None)
 
-    Asks `check` of trainer/config.py, which needs no torch. Without such a trainer below `project_root` (or
-    with another program of that name, whose `check` is something else) the answer is empty: the one in the
-    container decides, never another one that happens to be installed here.
+
+def check_train(section: dict[str, Any], root: Path | None) -> list[tuple[tuple[str, ...], str]]:
+    """(key path, problem) for everything that the trainer below `root` would refuse; empty when all is well.
+
+    Asks `check` of trainer/config.py, which needs no torch. Without such a trainer (or with another program
+    of that name, whose `check` is something else) the answer is empty: the one in the container decides,
+    never another one that happens to be installed here.
     """
-    check = _project_check(project_root)
+    check = _project_check(root) if root is not None else None
     if not callable(check):
         return []
     try:

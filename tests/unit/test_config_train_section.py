@@ -26,6 +26,26 @@ def test_another_programs_train_section_is_its_own_affair(tmp_path: Path) -> Non
     assert read_recipe(path).train == {"anything": "goes"}
 
 
+@pytest.mark.parametrize("place", ["elsewhere", "project/recipes/experiments", "project/notes"])
+def test_a_recipe_outside_recipes_is_checked_the_same(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the trainer above it; outside any project by the one of the working folder."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "trainer").symlink_to(PROJECT / "trainer")
+    path = tmp_path / place / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    head = DEMO.partition("\ntrain:")[0].replace("name: demo", "name: mine")
+    path.write_text(f"{head}\ntrain:\n  target: {{path: x}}\n  drafter: {{blok_size: 8}}\n")
+    (tmp_path / "project" / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "project" / "deep")
+    with pytest.raises(UsageError, match=r"train\.drafter\.blok_size"):
+        read_recipe(path)
+    monkeypatch.chdir(tmp_path)
+    if place == "elsewhere":  # no trainer anywhere: the one in the container decides
+        assert read_recipe(path).name == "mine"
+
+
 def test_without_a_trainer_in_the_project_nobody_judges(tmp_path: Path) -> None:
     assert check_train({"no": "such key"}, tmp_path) == []
 
