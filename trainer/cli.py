@@ -28,7 +28,7 @@ from trainer.export.cli import export, import_
 from trainer.machine import prepare_environment
 from trainer.run.console import Console, Plain, for_stdout
 from trainer.run.runfiles import RunFiles
-from trainer.run.writing import lose_lines_that_do_not_fit
+from trainer.run.writing import lose_lines_that_do_not_fit, of_full_disk
 from trainer.topology.cli import plan
 from trainer.topology.planning import resolve_auto
 from trainer.topology.rank import RankFiles
@@ -190,9 +190,10 @@ def guarded(work: Callable[[], None], files: RunFiles | None) -> int:
         return error.exit_code
     except Exception as error:
         known = files.fail(error) if files else failures.of_error(error)
-        said = f"error: {error}" if isinstance(error, TrainerError) else traceback.format_exc().rstrip()
+        told = error if isinstance(error, TrainerError) else of_full_disk(error)
+        said = f"error: {told}" if told else traceback.format_exc().rstrip()
         print(said, failures.words(known), sep="\n" if known else "", file=sys.stderr, flush=True)
-        return error.exit_code if isinstance(error, TrainerError) else 1
+        return told.exit_code if told else 1
     return 0
 
 

@@ -5,6 +5,7 @@ Run: python -m pytest tests/trainer/test_runfiles.py
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from small_disk import on_small_disk
 
+from trainer.cli import guarded
 from trainer.run.runfiles import DEADLINE_S, PHASES, RunFiles
 
 PROJECT = Path(__file__).parents[2]
@@ -320,3 +322,16 @@ def test_a_log_on_a_full_disk_loses_lines_and_ends_nothing(tmp_path: Path) -> No
     text = (disk / "log").read_text()
     assert text.startswith("before\nthen\n") and "after\n" in text and text.count("lost") < 10_000
     assert read(disk / "run/root_cause.json")["error"] == "KeyError: 'in a thread'"
+
+
+def test_a_full_disk_anywhere_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/disk/parameters.json")
+
+    assert guarded(fails, RunFiles(tmp_path)) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "error: /disk/parameters.json: cannot write: No space left on device\nnext: make room"
+    )
+    assert "known failure disk-full" in said and "Traceback" not in said
+    assert "in fails" in read(tmp_path / "root_cause.json")["traceback"]

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from trainer.errors import TrainerError
+
 VERSION = 1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 RESERVED = 1 << 16  # bytes: a traceback, several times over
@@ -40,6 +42,14 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
     """One write of one line: the supervisor appends to events.jsonl too."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(value) + "\n")
+
+
+def of_full_disk(error: BaseException) -> TrainerError | None:
+    """What to say of an error that is a full disk's; None: it is another's."""
+    if not isinstance(error, OSError) or error.errno not in FULL:
+        return None
+    where = str(error.filename) if error.filename else ""
+    return TrainerError(f"cannot write: {error.strerror}", where=where, next="make room there (df -h, df -i)")
 
 
 class Reserve:
