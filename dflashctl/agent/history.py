@@ -6,7 +6,8 @@ and code_root (for the files of its release) for everything about a single run, 
 
 Answer of a list: {"now", "runs": [facts], "total", "damaged": [{"id", "problem"}]}.
 Of one: {"now", "runs": [facts], "detail": {"record" (whole), "summary", "root_cause", "events", "exit",
-"environment", "recipe" (its text), "notes", "files": {path: sha256} of its release, null when it is gone}}.
+"environment", "recipe" (its text), "notes", "checkpoints" (checkpoints.py), "files": {path: sha256} of its
+release, null when it is gone}}.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 from . import kin, logknown, proc, release, runfacts
+from .checkpoints import checkpoints
 from .curate import notes
 from .observe import facts_of
 from .pick import one_run
@@ -82,6 +84,7 @@ def detail(run: RunFolder, request: Dict[str, Any]) -> Dict[str, Any]:
         "environment": run.read("environment.json").value,
         "recipe": _text(run.file("recipe.yaml")),
         "notes": notes(run),
+        "checkpoints": checkpoints(run),
         "files": _files(str(request.get("code_root") or ""), (record or {}).get("release")),
         "folder": run.path,
     }

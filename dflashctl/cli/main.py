@@ -44,6 +44,7 @@ OTHERS: dict[str, str] = {
     "lock": "The deploy lock: show, break",
     "stacks": "Show where every process of a run stands in its code",
     "explain": "Look for known failures in a run's log, and say what helps",
+    "report": "Print a run as one Markdown document for a colleague",
     "pull": "Bring home a run's checkpoints, metrics or log",
     "notify": "Tell when a run has finished, failed, is wedged or lost",
     "doctor": "Look at all that a run needs; say how to mend it",
