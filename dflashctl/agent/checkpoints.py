@@ -11,7 +11,7 @@ MOST = 100
 
 
 def checkpoints(run: RunFolder) -> Dict[str, Any]:
-    """{"folders": [{"name", "bytes"}], "best": where the link of that name points, or null}. By name, the last
+    """{"folders": [{"name", "bytes"}], "best": where that link points, or null}. By name, the last
     MOST. What is being written is a hidden folder, and none yet."""
     root = run.file("checkpoints")
     try:
