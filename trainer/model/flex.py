@@ -5,6 +5,7 @@ and shape.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -61,16 +62,27 @@ def flex_capped(
         scale: None: 1 / sqrt(E).
         cap: scores are bent to within +-cap by tanh; None: left as they are.
     """
-    out: Tensor = where_it_pays(flex_attention, q)(
-        q,
-        k,
-        v,
-        score_mod=None if cap is None else _capped(cap),
-        block_mask=mask,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    alone = q.is_cuda and not torch.compiler.is_compiling()
+    out: Tensor = (_compiled_capped() if alone else _attend_capped)(q, k, v, mask, scale, cap)
     return out
+
+
+def _attend_capped(
+    q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None, cap: float | None
+) -> Tensor:
+    bent = None if cap is None else _capped(cap)
+    grouped = q.shape[1] != k.shape[1]
+    out: Tensor = flex_attention(q, k, v, score_mod=bent, block_mask=mask, scale=scale, enable_gqa=grouped)
+    return out
+
+
+@cache
+def _compiled_capped() -> Callable[..., Tensor]:
+    """A function of its own: torch keeps few compiled shapes of each, and the drafter's are not to count.
+
+    One too many is an error, not the quadratic memory of the uncompiled one.
+    """
+    return torch.compile(_attend_capped, dynamic=False, fullgraph=True)
 
 
 def _capped(cap: float) -> Callable[..., Tensor]:
