@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from trainer.errors import ConfigError
 from trainer.model.target import Target
@@ -30,15 +31,34 @@ def random_target(
     Raises:
         ConfigError: transformers has no such decoder, or its configuration contradicts itself.
     """
+    here = [torch.cuda.current_device()] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=here), device:
+        torch.manual_seed(seed)
+        target = Target(made_of(path, dtype), taps)
+    fill_ends(target, seed)
+    return target
+
+
+@torch.no_grad()
+def fill_ends(target: Target, seed: int) -> None:
+    """Embedding and head anew, from numbers of their own: they are the same where there is nothing else."""
+    deviation = float(getattr(target.config, "initializer_range", 0.02))
+    for number, weight in enumerate([target.head_weight, *target.embedding.parameters()]):
+        if number and weight.data_ptr() == target.head_weight.data_ptr():
+            continue
+        generator = torch.Generator(weight.device).manual_seed(2 * seed + number)
+        weight.normal_(0.0, deviation, generator=generator)
+
+
+def made_of(path: Path, dtype: torch.dtype) -> nn.Module:
+    """The model of a config.json, as it begins, on the default device. Raises ConfigError."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    here = [torch.cuda.current_device()] if device.type == "cuda" else []
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
-        with torch.random.fork_rng(devices=here), device:
-            torch.manual_seed(seed)
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        return model
     except (OSError, ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -48,4 +68,3 @@ def random_target(
             where=str(path / "config.json"),
             next="it must be the config.json of a decoder that transformers knows",
         ) from error
-    return Target(model, taps)

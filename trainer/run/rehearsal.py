@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +16,13 @@ from trainer.checkpoint.optimizer_state import forget, moments
 from trainer.checkpoint.writer import HostCopies, Writer
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.data.packing import Rows
 from trainer.errors import DataError
-from trainer.model.target import Target
+from trainer.model.ends import is_whole
+from trainer.model.target import States, Target
 from trainer.run import preflight
 from trainer.run.bad_rows import newly_bad
-from trainer.run.selfcheck import check
+from trainer.run.selfcheck import check, check_taps
 from trainer.run.setup import Assembled
 from trainer.training.objective import draw
 from trainer.training.optim import DrafterOptimizer
@@ -49,7 +52,8 @@ def prepare(
     batch, uniform = first_batch(config, data, order, parts.target)
     size = config.micro_rows or config.batch_rows
     batch, uniform = batch.part(slice(0, size)), uniform[:size]
-    say(str(check(step, parts.target, batch, uniform)))
+    whole = parts.target if is_whole(parts.target) else None
+    say(str(check(step, whole, batch, uniform)))
     with preflight.worst_case(
         f"{size} rows of {config.data.row_tokens} tokens with {step.pass_width} anchors each"
     ):
@@ -63,7 +67,10 @@ def first_batch(config: TrainConfig, data: Dataset, order: Order, target: Target
     size = config.micro_rows or config.batch_rows
     for number in range(TRIES):
         index = order(number, config.batch_rows)
-        batch, bad = data.batch(index, target)
+        if data.states is None and not is_whole(target):
+            batch, bad = stand_in(data.rows[index].to(target.device), target, data.full), None
+        else:
+            batch, bad = data.batch(index, target)
         if bool(batch.rows[slice(0, size)].supervised.any()):
             uniform = draw((config.batch_rows, config.data.row_tokens), config.seed, number, 0)
             return batch, uniform.to(target.device)
@@ -71,6 +78,22 @@ def first_batch(config: TrainConfig, data: Dataset, order: Order, target: Target
             found = index[bad.cpu()].tolist()
             bad_rows += newly_bad(found, bad_rows, config.data.max_bad_rows, len(data.rows))
     raise DataError("nothing to train on in the first batches", where="train.data", next="check the data")
+
+
+def stand_in(rows: Rows, target: Target, full: bool) -> Batch:
+    """Rows with random hidden states, where none can be made: their shapes and number formats are right."""
+    hidden, size = target.hidden_size, rows.tokens.shape
+    generator = torch.Generator(target.device).manual_seed(0)
+    given: dict[str, Any] = {"dtype": target.dtype, "device": target.device, "generator": generator}
+    taps = torch.randn(*size, len(target.taps) * hidden, **given)
+    return Batch(rows, States(taps, torch.randn(*size, hidden, **given) if full else None))
+
+
+def check_target(config: TrainConfig, target: Target, data: Dataset, order: Order) -> None:
+    """A target that makes states for others holds its taps to the self-check's rule. Raises as `prepare`."""
+    if data.states is None:
+        batch, _ = first_batch(config, data, order, target)
+        check_taps(target, batch.rows, batch.states)
 
 
 def rehearse(

@@ -41,20 +41,23 @@ class Checked:
     mask_elements: int
     slots: int
     taps: int
-    tap_error: float  # the largest
+    tap_error: float | None  # the largest; None: whoever makes the states checks them
 
     def __str__(self) -> str:
+        if self.tap_error is None:
+            parts = f"{self.mask_elements:,} mask elements and {self.slots:,} slots"
+            return f"self-check: {parts} are as they should be (who makes the states checks the taps)"
         return (
             f"self-check: {self.mask_elements:,} mask elements, {self.slots:,} slots and {self.taps} taps "
             f"are as they should be (taps to {self.tap_error:.1e})"
         )
 
 
-def check(step: DrafterStep, target: Target, batch: Batch, uniform: Tensor) -> Checked:
+def check(step: DrafterStep, target: Target | None, batch: Batch, uniform: Tensor) -> Checked:
     """Hold one micro-batch's masks, labels and taps to the slow rules.
 
     Args:
-        target: whose states the batch holds.
+        target: whose states the batch holds; None: another process's.
         uniform: [R, S] from `trainer.training.objective.draw`.
     Raises:
         Refused: the first thing that is not as it should be, and how many are not.
@@ -68,8 +71,8 @@ def check(step: DrafterStep, target: Target, batch: Batch, uniform: Tensor) -> C
     by_window = dict(zip(step.windows, step.masks(batch.rows, blocks), strict=True))
     for window, mask in by_window.items():
         elements += check_mask(batch.rows, blocks, config.block_size, window, mask)
-    error = check_taps(target, batch.rows, batch.states)
-    return Checked(elements, slots, len(target.taps), error)
+    error = None if target is None else check_taps(target, batch.rows, batch.states)
+    return Checked(elements, slots, 0 if target is None else len(target.taps), error)
 
 
 def check_labels(rows: Rows, blocks: Blocks, size: int, gamma: float, mask_token_id: int) -> int:

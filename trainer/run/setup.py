@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer
@@ -16,6 +17,7 @@ from trainer.errors import ConfigError
 from trainer.export.start import begin_with
 from trainer.machine import usable_cores
 from trainer.model.drafter import Drafter
+from trainer.model.ends import bytes_of, is_whole, keep_ends, load_ends, random_ends
 from trainer.model.init import copy_target_layers
 from trainer.model.kernels import absent_kernels, slow_for_want_of
 from trainer.model.pair import dimension, drafter_config, mask_token_id
@@ -37,6 +39,12 @@ def target_dtype(section: TargetSection, device: torch.device) -> torch.dtype:
     if section.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[section.dtype]
+
+
+Part = Literal["all", "ends", "target"]
+"""What a process has: target and drafter; the drafter and the target's two ends; the target alone, while the
+drafter is in the host's memory for its names and shapes.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,28 @@ def choose_reading(config: TrainConfig, target: Target, say: Say) -> None:
             say(line)
 
 
-def assemble(config: TrainConfig, say: Say) -> Assembled:
-    """Load and check everything but the data. The cheap checks come before the weights."""
+def get_target(
+    config: TrainConfig, path: Path, taps: Sequence[int], device: torch.device, part: Part
+) -> Target:
+    """The target, or its two ends where that is enough and they can be had alone.
+
+    A drafter that begins as copies of the target's layers has all of it until then.
+    """
+    dtype = target_dtype(config.target, device)
+    only_ends = part == "ends" and config.drafter.init != "target"
+    if config.target.weights == RANDOM:
+        make = random_ends if only_ends else random_target
+        return make(path, taps, dtype, device, config.seed)
+    ends = load_ends(path, taps, dtype, device) if only_ends else None
+    return ends or load_target(path, taps, dtype, device)
+
+
+def assemble(config: TrainConfig, say: Say, part: Part = "all") -> Assembled:
+    """Load and check everything but the data. The cheap checks come before the weights.
+
+    Args:
+        part: what this process needs, if it is one of several.
+    """
     torch.set_num_threads(config.threads or usable_cores())
     torch.manual_seed(config.seed)
     device = choose_device(config.device)
@@ -79,12 +107,9 @@ def assemble(config: TrainConfig, say: Say) -> Assembled:
     if config.drafter.init == "drafter":
         begun = begin_with(config.drafter, mask_id, identity, raw, str(path))
     shape = begun.config if begun else drafter_config(config.drafter, raw, mask_id, identity)
-    dtype = target_dtype(config.target, device)
     if config.target.weights == RANDOM:
         say(WORTHLESS)
-        target = random_target(path, shape.taps, dtype, device, config.seed)
-    else:
-        target = load_target(path, shape.taps, dtype, device)
+    target = get_target(config, path, shape.taps, device, part)
     choose_reading(config, target, say)
     if config.data.continuations and set(target.layer_types) != {"full_attention"}:
         kinds = ", ".join(sorted(set(target.layer_types)))
@@ -93,9 +118,13 @@ def assemble(config: TrainConfig, say: Say) -> Assembled:
             where="train.data.continuations",
             next="use continuations: false",
         )
-    drafter = (begun or Drafter(shape)).to(device)
+    torch.manual_seed(config.seed)  # whatever was loaded, the drafter begins alike everywhere
+    drafter = (begun or Drafter(shape)).to("cpu" if part == "target" else device)
     if config.drafter.init == "target":
         copy_target_layers(drafter, target, config.drafter.init_layers)
+        if part == "ends":
+            target = keep_ends(target, path)
+            gc.collect()  # its hooks hold the whole one in a circle
     kind = (raw.get("architectures") or ["model"])[0]
     millions = sum(parameter.numel() for parameter in drafter.parameters()) / 1e6
     total = sum(parameter.numel() for parameter in target.model.parameters()) / 1e6
@@ -103,6 +132,8 @@ def assemble(config: TrainConfig, say: Say) -> Assembled:
         f"target {kind}, {shape.num_target_layers} layers of {shape.hidden_size}, {total:.2f} M parameters, "
         f"on {device.type} with {torch.get_num_threads()} threads"
     )
+    if not is_whole(target):
+        say(f"only the target's embedding and head are loaded here: {bytes_of(target) / 2**30:.2f} GiB")
     say(
         f"drafter {shape.num_hidden_layers} layers, {millions:.2f} M parameters, block {shape.block_size}, "
         f"taps {list(shape.taps)}, start: {config.drafter.init}"

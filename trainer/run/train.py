@@ -22,6 +22,7 @@ from trainer.evaluation.evaluator import Evaluator, Measurement
 from trainer.model.random_target import RANDOM, WORTHLESS
 from trainer.run.console import Console, Plain
 from trainer.run.loop import AFTER_SHARE, SAVE_RESERVE_S, Trainer
+from trainer.run.rehearsal import check_target
 from trainer.run.report import Report, make_report
 from trainer.run.runfiles import RunFiles
 from trainer.run.scatter import scatter
@@ -31,7 +32,7 @@ from trainer.run.writing import write_json
 from trainer.topology.planning import against_plan
 from trainer.topology.ranks import Ranks
 from trainer.topology.split import serve
-from trainer.topology.start import gpu_of, with_its_cores
+from trainer.topology.start import gpu_of, part_of, with_its_cores
 from trainer.topology.together import first_then_others, same_data
 from trainer.training.optim import DrafterOptimizer
 
@@ -67,7 +68,7 @@ def run(
     chosen, saved = first_then_others(
         ranks, lambda: _choose(config, files, say, resume_from, allow_changes), "a checkpoint to be chosen"
     )
-    parts = assemble(config, say)
+    parts = assemble(config, say, part_of(ranks.rank if ranks else None, config))
     if config.topology != "threads" and config.policy != type(config.policy)():
         say(f"policy is for topology threads; topology {config.topology} runs eagerly")
         files.note("train.policy is not used")
@@ -140,6 +141,8 @@ def _serve(
 ) -> None:
     """Be a target of the topology split, until its drafters end."""
     begin = resume.Progress.from_json(saved).step if saved else 0
+    files.enter("compiling")
+    check_target(config, parts.target, data, data.order(config.seed))
     files.enter("training")
     mine = ranks.rank - config.layout.drafters
     serve(config, files, parts.target, data, data.order(config.seed), mine, begin)

@@ -15,9 +15,11 @@ import torch
 
 from trainer.config import TrainConfig
 from trainer.data.packing import Rows
+from trainer.model.ends import bytes_of, ends_bytes
 from trainer.model.target import States
 from trainer.run.setup import Assembled, Say, assemble
 from trainer.topology.plan import Rates
+from trainer.topology.start import part_of
 from trainer.topology.work import accumulate
 from trainer.training.loss import Sums
 from trainer.training.optim import DrafterOptimizer
@@ -39,6 +41,8 @@ def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> 
         ConfigError: the recipe's target or drafter cannot be loaded.
     """
     parts = assemble(config, say)
+    mine = sum(each.nbytes for each in parts.drafter.parameters())
+    whole = bytes_of(parts.target)
     device = parts.target.device
     rows = _random_rows(config, parts)
     cuda = device.type == "cuda"
@@ -50,13 +54,17 @@ def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> 
     def prefill() -> None:
         parts.target.states(part.tokens, part.positions, part.documents, full=full)
 
-    target_s, target_bytes = _time(prefill, seconds, device)
+    target_s, used = _time(prefill, seconds, device)
+    target_bytes = max(float(whole), used - mine)
     target_rate = part.tokens.numel() / target_s
     say(f"target: {target_rate:,.0f} tokens/s, {target_bytes / 2**30:.2f} GiB")
     states = parts.target.states(part.tokens, part.positions, part.documents, full=full)
     width = len(parts.target.taps) * parts.target.hidden_size
     per_token = (width + (parts.target.hidden_size if full else 0)) * states.taps.element_size()
-    drafter_rate, optimizer_s, drafter_bytes = _drafter(config, parts, part, states, seconds)
+    drafter_rate, optimizer_s, used = _drafter(config, parts, part, states, seconds)
+    drafter_bytes = max(float(mine), used - whole)
+    split = dataclasses.replace(config, topology="split")
+    held = whole if part_of(0, split) == "all" else ends_bytes(parts.target)
     say(
         f"drafter: {drafter_rate:,.0f} tokens/s, {drafter_bytes / 2**30:.2f} GiB; an optimizer step "
         f"{optimizer_s:.3f} s"
@@ -74,6 +82,8 @@ def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> 
         memory_bytes=_memory(device),
         target_bytes=target_bytes,
         drafter_bytes=drafter_bytes,
+        held_bytes=held,
+        slots=config.layout.queue + 1,
         gpus=gpus,
     )
 

@@ -37,7 +37,11 @@ class Rates:
     bytes_per_token: float  # of hidden states
     memory_bytes: float  # of one GPU
     target_bytes: float  # weights, and what a batch's pass needs beside them
-    drafter_bytes: float  # weights, moments, gradients, activations, and a batch's states
+    drafter_bytes: float  # weights, moments, gradients, activations, and the states of a pass; no target
+    held_bytes: (
+        float  # split: what the first drafter has of the target, its two ends or, to measure, all of it
+    )
+    slots: int  # split: batches of hidden states that the drafters' memory has room for
     gpus: int
 
     def update_s(self, drafters: int) -> float:
@@ -104,7 +108,11 @@ def predict(layout: Layout, rates: Rates) -> Prediction:
         "the link": batch * rates.bytes_per_token / (links * rates.link_bytes_s),
     }
     bottleneck = max(sides, key=lambda name: sides[name])
-    needs = max(rates.target_bytes, rates.drafter_bytes)
+    if layout.kind == "threads":  # the main thread tries a whole step beside the first target
+        needs = rates.target_bytes + rates.drafter_bytes
+    else:
+        slots = rates.slots * batch / layout.drafters * rates.bytes_per_token
+        needs = max(rates.target_bytes, rates.drafter_bytes + rates.held_bytes + slots)
     return Prediction(layout, batch / sides[bottleneck], bottleneck, needs, rates.memory_bytes)
 
 

@@ -7,11 +7,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.machine import usable_cores
 from trainer.topology.rank import RankFiles, die_with_launcher
+
+if TYPE_CHECKING:
+    from trainer.run.setup import Part
 
 
 def wanted_ranks(config: TrainConfig) -> int:
@@ -46,6 +50,19 @@ def gpu_of(rank: int, config: TrainConfig) -> int:
     if config.topology != "split":
         return rank
     return layout.targets + rank if rank < layout.drafters else rank - layout.drafters
+
+
+def part_of(rank: int | None, config: TrainConfig) -> Part:
+    """What a process of the run loads. In topology split a drafter gets its hidden states from the targets:
+    it needs a target's layers only where it measures, or makes the data with them, which the first one does.
+    """
+    if rank is None or config.topology != "split":
+        return "all"
+    if rank >= config.layout.drafters:
+        return "target"
+    data = config.data
+    reads = data.source == "stdlib" and (data.continuations or data.states == "cached")
+    return "all" if rank == 0 and (config.evaluate.prompts or reads) else "ends"
 
 
 def launch_ranks(run: Path, ranks: int, arguments: Sequence[str]) -> int:

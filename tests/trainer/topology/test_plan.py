@@ -29,6 +29,8 @@ H200 = Rates(
     memory_bytes=139 * GIB,
     target_bytes=50 * GIB,
     drafter_bytes=44 * GIB,
+    held_bytes=5 * GIB,
+    slots=3,
     gpus=2,
 )
 
@@ -83,11 +85,26 @@ def test_the_fastest_that_fits_is_taken_and_processes_before_threads() -> None:
     assert len(found) == 1 + 7 + 7
     # Where both do not fit on one GPU, sharing is out.
     tight = ranked(replace(H200, gpus=8, drafter_bytes=90 * GIB))
-    assert not tight[-1].fits and str(tight[-1].layout) == "colocated on 8"
+    assert [each.layout.kind for each in tight if each.fits] == ["split"] * 7
+    assert next(each for each in tight if not each.fits).layout.kind == "colocated"
     chosen = choose(tight)
     assert chosen is not None and str(chosen.layout) == "split 5:3"
     assert choose(ranked(replace(H200, memory_bytes=10 * GIB))) is None
     assert [str(each.layout) for each in ranked(replace(H200, gpus=1))] == ["colocated on 1"]
+
+
+def test_memory_is_the_fullest_gpus() -> None:
+    states = 16_384 * 51_200  # of a batch
+    # One drafter: its own, the target's two ends, and three slots. Three of them have a third of each slot.
+    assert predict(Layout("split", 1, 1), H200).needs_bytes == 49 * GIB + 3 * states
+    bare = replace(H200, target_bytes=0.0)
+    assert predict(Layout("split", 5, 3), bare).needs_bytes == 49 * GIB + states
+    # One that measures has all of the target.
+    whole = replace(H200, held_bytes=46 * GIB)
+    assert predict(Layout("split", 1, 1), whole).needs_bytes == 90 * GIB + 3 * states
+    assert predict(Layout("split", 1, 1), replace(H200, drafter_bytes=1.0)).needs_bytes == 50 * GIB
+    for layout in (Layout("colocated", 2, 2), Layout("threads", 1, 1)):
+        assert predict(layout, H200).needs_bytes == 94 * GIB
 
 
 def test_the_choice_is_explained() -> None:
@@ -172,5 +189,6 @@ def test_rates_are_measured_of_the_recipes_own_models(saved_target: Path) -> Non
     rates = measure(config, None, 0.0, lambda text: None)
     assert rates.gpus == 3 and rates.batch_tokens == 96
     assert rates.bytes_per_token == 2 * 32 * 4  # taps, hidden size, float32
+    assert rates.held_bytes > rates.gradient_bytes and rates.slots == 3  # it would measure
     assert rates.target_tokens_s > 0 and rates.drafter_tokens_s > 0 and rates.link_bytes_s > 0
     assert len(ranked(rates)) == 5

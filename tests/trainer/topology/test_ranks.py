@@ -235,6 +235,7 @@ def test_split_trains_as_one_process_does(saved_target: Path, tmp_path: Path) ->
     text, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, text
     assert "split: 2 target, 2 drafter" in text
+    assert "only the target's embedding and head are loaded here" in text
     assert losses(folder) == pytest.approx(losses(tmp_path / "alone"), rel=1e-5)
     assert ranks_alive(folder) == []
 
