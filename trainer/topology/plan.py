@@ -38,9 +38,7 @@ class Rates:
     memory_bytes: float  # of one GPU
     target_bytes: float  # weights, and what a batch's pass needs beside them
     drafter_bytes: float  # weights, moments, gradients, activations, and the states of a pass; no target
-    held_bytes: (
-        float  # split: what the first drafter has of the target, its two ends or, to measure, all of it
-    )
+    held_bytes: float  # split: of the target on the first drafter: its ends or, to measure, all of it
     slots: int  # split: batches of hidden states that the drafters' memory has room for
     gpus: int
 
