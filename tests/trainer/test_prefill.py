@@ -180,7 +180,7 @@ def test_what_is_not_understood_is_read_the_plain_way_and_said_once(
 
 
 def test_layers_that_do_not_do_as_their_configuration_says_are_found_out() -> None:
-    """Each would be silently wrong: a window that is not asked for, or is another; attention of a layer's own;
+    """Silently wrong without: a window that is not asked for, or is another; attention of a layer's own;
     a mask that lets documents see each other.
     """
     target, said = target_of("qwen3-sliding", "sdpa")

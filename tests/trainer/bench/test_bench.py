@@ -9,9 +9,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from trainer.bench.flops import Product
+from trainer.bench.targets import documents_of
 from trainer.bench.timing import product_s, products_s
 from trainer.cli import app
 
@@ -45,6 +47,42 @@ def test_a_bench_prints_a_table_and_one_line_of_json(what: str, tmp_path: Path) 
         )
 
 
+def test_the_targets_rows_hold_documents_and_only_allowed_pairs_count() -> None:
+    """4 rows of 32 tokens: 2,112 causal pairs as one document each; fewer as several."""
+    found = []
+    for words in (["--no-compile"], ["--documents", "5", "--attention", "flex"], ["--documents", "32"]):
+        result = bench("target", *words)
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout.strip().splitlines()[-1]))
+    one, several, alone = found
+    assert (one["attention"], one["compile"], one["documents"], one["pairs"]) == ("sdpa", False, 1, 2112)
+    assert (several["attention"], several["documents"]) == ("flex", 5)
+    assert 128 < several["pairs"] < 2112 and alone["pairs"] == 128  # a token sees itself
+    # 4 layers up to the last tap, 4 heads of 8, two products: 4 * 4 * 8 * 4 operations a pair.
+    assert one["tflop"] - several["tflop"] == pytest.approx(512e-12 * (2112 - several["pairs"]))
+
+
+def test_a_way_that_does_not_work_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr("trainer.model.prefill.compiled_layer", lambda: fail)
+    result = bench("target", "--compile")
+    assert result.exit_code == 1, result.output
+    assert "bench target: attention sdpa, compile True does not work here" in result.stderr
+    assert "layers cannot be compiled, and run as they are: RuntimeError: no compiler here" in result.stderr
+
+
+def test_documents_of_random_lengths_fill_their_rows() -> None:
+    numbers = documents_of(3, 50, 7)
+    assert numbers.shape == (3, 50) and numbers[:, -1].tolist() == [6, 6, 6]
+    assert all(len(row.unique()) == 7 and bool((row.diff() >= 0).all()) for row in numbers)
+    assert not torch.equal(numbers[0], numbers[1])
+    assert torch.equal(numbers, documents_of(3, 50, 7)) and not torch.equal(
+        numbers, documents_of(3, 50, 7, 1)
+    )
+
+
 def test_passes_and_micro_rows_count_the_same_operations() -> None:
     whole, cut = (
         json.loads(bench("step", *words).stdout.strip().splitlines()[-1])
@@ -60,6 +98,7 @@ def test_passes_and_micro_rows_count_the_same_operations() -> None:
         (["--micro-rows", "3"], "3 micro rows do not divide 4 rows"),
         (["--anchors", "400"], "a row of 32 tokens has no room for 100 anchors"),
         (["--execution", "captured"], "captured needs a CUDA GPU"),
+        (["--documents", "33"], "a row of 32 tokens cannot hold 33 documents"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_message(words: list[str], message: str) -> None:
@@ -68,8 +107,6 @@ def test_what_cannot_run_is_refused_in_one_message(words: list[str], message: st
 
 
 def test_a_products_time_is_of_all_its_parts_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     monkeypatch.setattr(
         "trainer.bench.timing.timed", lambda work, device, repeats: 1.0 if work() is not None else 0
     )

@@ -93,6 +93,7 @@ def test_the_count_of_a_targets_prefill_is_what_torch_sees() -> None:
     shape = SHAPES["toy"]
     target = make_target(shape, torch.device("cpu"))
     tokens = torch.randint(1024, (2, 16))
+    assert target.prefill.ready  # its first look, at a row of its own, is before
     with FlopCounterMode(display=False) as counter:
         target.states(tokens, torch.arange(16).expand(2, -1), torch.zeros_like(tokens))
     found = counter.get_flop_counts()["Global"]
