@@ -9,22 +9,17 @@ from __future__ import annotations
 import json
 import os
 import resource
-import select
-import signal
 import subprocess
 import sys
 import time
 from typing import Any, Dict, List
 
-from . import doctor_torch, proc
+from . import child, doctor_torch, proc
 from .doctor_place import place, text_of
 from .environment import driver
 from .hostfacts import REAP_S, begin, end
 
 MARK = "DOCTOR "
-EVERY_S = 0.3
-"""A sign of life while torch is imported: a silent command makes the caller look at the freezer."""
-
 LIMITS = ("nofile", "memlock", "nproc", "stack")
 TAIL_BYTES = 2000
 Facts = Dict[str, Any]
@@ -72,7 +67,7 @@ def ask_torch(python: str, request: Facts, emit: Any) -> Facts:
     environment.update({str(key): str(value) for key, value in (request.get("env") or {}).items()})
     began = time.monotonic()
     try:
-        child = subprocess.Popen(
+        process = subprocess.Popen(
             [python, "-c", source],
             cwd="/",
             env=environment,
@@ -83,50 +78,34 @@ def ask_torch(python: str, request: Facts, emit: Any) -> Facts:
         )
     except OSError as error:
         return {"said": {}, "problem": "%s: %s" % (python, error.strerror), "stderr": "", "took_s": 0.0}
-    out, problem = _listen(child, began + float(request.get("torch_timeout_s") or 90.0), emit, began)
-    if problem is None and child.returncode:
-        problem = "its process ended with %s" % (
-            "signal %d" % -child.returncode if child.returncode < 0 else "exit code %d" % child.returncode
-        )
+    out, problem = _listen(process, began + float(request.get("torch_timeout_s") or 90.0), emit, began)
+    if problem is None and process.returncode:
+        code = process.returncode
+        how = "signal %d" % -code if code < 0 else "exit code %d" % code
+        problem = "its process ended with %s" % how
     stderr = out[1][-TAIL_BYTES:].decode("utf-8", "replace").strip()
     return {"said": _said(out[0]), "problem": problem, "stderr": stderr, "took_s": time.monotonic() - began}
 
 
-def _listen(child: Any, deadline: float, emit: Any, began: float) -> Any:
-    """Both streams to their end, or to the deadline: then the child's session is killed, in which nobody else
-    is. Returns ([stdout, stderr], null | "timeout")."""
-    streams = [child.stdout, child.stderr]
-    out: List[bytes] = [b"", b""]
-    told = began
-    open_ones = list(streams)
-    try:
-        while open_ones:
-            now = time.monotonic()
-            if now >= deadline:
-                return out, "timeout"
-            ready = select.select(open_ones, [], [], min(EVERY_S, deadline - now))[0]
-            for stream in ready:
-                data = os.read(stream.fileno(), 65536)
-                out[streams.index(stream)] += data
-                if not data:
-                    open_ones.remove(stream)
-            if time.monotonic() - told >= EVERY_S:
-                told = time.monotonic()
-                emit({"torch_s": told - began})
+def _listen(process: "subprocess.Popen[bytes]", until: float, emit: Any, began: float) -> Any:
+    """Both streams to their end, or to the deadline. Returns ([stdout, stderr], null | "timeout")."""
+    streams = [process.stdout.fileno(), process.stderr.fileno()]  # type: ignore[union-attr]
+    out = {stream: b"" for stream in streams}
+
+    def heard(stream: int, data: bytes) -> bool:
+        out[stream] += data
+        return False
+
+    with process.stdout, process.stderr:  # type: ignore[union-attr]
+        in_time = child.listen(streams, until, heard, lambda: emit({"torch_s": time.monotonic() - began}))
         try:
-            child.wait(max(deadline - time.monotonic(), 0.1))
+            if in_time:
+                process.wait(max(until - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
-            return out, "timeout"
-        return out, None
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            try:
-                child.wait(1.0)
-            except subprocess.TimeoutExpired:  # in the driver (state D): left behind, it dies with its call
-                pass
-        for stream in streams:
-            stream.close()
+            in_time = False
+        finally:
+            child.end(process)
+    return list(out.values()), None if in_time else "timeout"
 
 
 def _said(out: bytes) -> Facts:

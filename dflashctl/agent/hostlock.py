@@ -19,14 +19,13 @@ from types import TracebackType
 from typing import Any, Callable, Dict, Optional, Type
 
 from . import AgentError, proc
+from .lockrecord import Record, held_words, holder, read, write
 
 POLL_S = 0.1
 SAY_EVERY_S = 2.0
 BREAK_TERM_S = 20.0
 """So long its holder may clean up; then it is killed."""
 BREAK_KILL_S = 3.0
-
-Record = Dict[str, Any]
 
 
 def folder_name() -> str:
@@ -99,17 +98,16 @@ class HostLock:
         deadline = time.monotonic() + self._wait_s
         say_at = 0.0
         while not self._try():
-            holder = read(self._path) or {}
+            found = read(self._path) or {}
             if time.monotonic() >= deadline:
-                raise AgentError("locked", held_words(holder), self._path, _next_words(holder))
+                raise AgentError("locked", held_words(found), self._path, _next_words(found))
             if time.monotonic() >= say_at:
                 say_at = time.monotonic() + SAY_EVERY_S
-                self._on_wait(holder)
+                self._on_wait(found)
             time.sleep(POLL_S)
         signal.signal(signal.SIGTERM, _on_term)
         body = dict(self._record, at=time.time(), **proc.as_json(proc.own_identity()))
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps(body).encode(), 0)
+        write(self._descriptor, body)
         return self
 
     def _try(self) -> bool:
@@ -150,43 +148,6 @@ class HostLock:
 def _on_term(number: int, frame: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: cleaning up must not be cut short
     raise Broken()
-
-
-def read(path: str) -> Optional[Record]:
-    """What the lock file says, whether or not the lock is held; None when there is none."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file)
-    except (OSError, ValueError):  # held, but its holder has not written yet
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def holder(path: str) -> Optional[Record]:
-    """Who holds the lock now, with `held_s`; None when nobody does. {} for a holder without a name yet."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        found = read(path) or {}
-        if isinstance(found.get("at"), (int, float)):
-            found["held_s"] = max(time.time() - found["at"], 0.0)
-        return found
-    finally:
-        os.close(descriptor)
-    return None
-
-
-def held_words(record: Record) -> str:
-    """anna@laptop (warm 12345678) is deploying here since 12 s ago."""
-    who = record.get("who") or "somebody"
-    what = " (%s)" % record["what"] if record.get("what") else ""
-    at = record.get("at")
-    since = " since %.0f s ago" % max(time.time() - at, 0) if isinstance(at, (int, float)) else ""
-    return "%s%s is deploying here%s" % (who, what, since)
 
 
 def _next_words(record: Record) -> str:

@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import AgentError
+from . import AgentError, child
 from .environment import environment
 from .pick import one_run
 from .sentfiles import write_files
@@ -91,7 +89,7 @@ def run_program(argv: List[str], env: Dict[str, str], cwd: str, deadline_s: floa
             answer, late = _listen(reader, time.monotonic() + deadline_s, emit)
         finally:
             os.close(reader)
-            _end(process)
+            child.end(process)
         if late:
             raise AgentError(
                 "unreachable",
@@ -111,28 +109,18 @@ def run_program(argv: List[str], env: Dict[str, str], cwd: str, deadline_s: floa
 
 def _listen(reader: int, until: float, emit: Any) -> Tuple[Any, bool]:
     """(the answer or None, whether the time is over)."""
-    pending = b""
-    while True:
-        left = until - time.monotonic()
-        if left <= 0 or not select.select([reader], [], [], left)[0]:
-            return None, True
-        data = os.read(reader, 1 << 16)
-        pending += data
-        lines = pending.split(b"\n")
-        pending = lines.pop()
+    pending, answers = [b""], []
+
+    def heard(descriptor: int, data: bytes) -> bool:
+        lines = (pending[0] + data).split(b"\n")
+        pending[0] = lines.pop()
         for line in lines:
             word = json.loads(line.decode("utf-8"))
             if "answer" in word:
-                return word["answer"], False
+                answers.append(word["answer"])
+                return True
             emit(word)
-        if not data:
-            return None, False
+        return False
 
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """It has answered or is too late: its session goes, and nothing that it started stays."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        pass
-    process.wait()
+    in_time = child.listen([reader], until, heard)
+    return answers[0] if answers else None, not in_time

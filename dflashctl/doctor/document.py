@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dflashctl.render.hints import complete
+from dflashctl.render.part import Part
 
 if TYPE_CHECKING:
     from dflashctl.config.hosts import Host
     from dflashctl.doctor.checks import Report
 
 SCHEMA = "dflashctl.doctor/1"
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class LinePart(Part):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import Field, RootModel
+
+from dflashctl.render.part import Part
 
 SCHEMA = "dflashctl.inspect/1"
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class OptionPart(Part):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import ConfigDict, Field, RootModel
+
+from dflashctl.render.part import Part
 
 SCHEMA = "dflashctl.probe/1"
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class GpuPart(Part):
