@@ -132,7 +132,7 @@ def train(
     if ranks > 1:
         options = ["--resume", str(resume.resolve())] if resume else []
         options += ["--allow-changes"] if allow_changes else []
-        raise SystemExit(launch_ranks(files.folder, ranks, [str(recipe), *options]))
+        launch_ranks(files.folder, ranks, [str(recipe), *options])
     files.listen()
     raise SystemExit(trained(recipe, files, for_stdout(files.started), resume, allow_changes, None))
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
@@ -65,12 +65,12 @@ def part_of(rank: int | None, config: TrainConfig) -> Part:
     return "all" if rank == 0 and (config.evaluate.prompts or reads) else "ends"
 
 
-def launch_ranks(run: Path, ranks: int, arguments: Sequence[str]) -> int:
-    """Run `trainer rank ARGUMENTS` in every rank; the run's exit code."""
+def launch_ranks(run: Path, ranks: int, arguments: Sequence[str]) -> NoReturn:
+    """Run `trainer rank ARGUMENTS` in every rank, and end with the run's exit code."""
     from trainer.topology.launcher import Launcher
 
     os.environ["DFLASH_RUN_DIR"] = str(run.resolve())
-    return Launcher(run, ranks)(["-m", "trainer", "rank", *arguments])
+    _end(Launcher(run, ranks)(["-m", "trainer", "rank", *arguments]))
 
 
 def as_rank(run: Path, work: Callable[[RankFiles], int]) -> None:
@@ -85,9 +85,15 @@ def as_rank(run: Path, work: Callable[[RankFiles], int]) -> None:
     files.enter("loading")
     code = work(files)
     files.leave()
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """Not through the interpreter's end: what is left of a failed group may wait there for its peers, and
+    tearing torch down takes seconds on a busy machine.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not through the interpreter's end: what is left of a failed group may wait there for its peers.
     os._exit(code)
 
 
