@@ -27,7 +27,7 @@ EngineName = Literal["pct", "ssh", "lab", "local"]
 class Strict(BaseModel):
     """An unknown key is an error, never ignored; a value has the written type, never a guessed one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Ssh(Strict):

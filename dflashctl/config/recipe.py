@@ -137,6 +137,8 @@ class Launch(Strict):
     def _makes_sense(self) -> Launch:
         if not self.command[0]:
             raise ValueError("the first word of 'command' is empty")
+        if any(ord(character) < 32 or ord(character) == 127 for character in self.log):
+            raise ValueError("'log' holds a control character")
         if not self.log.startswith(("/", "{log_dir}", "{workdir}", "{run_dir}")):
             raise ValueError("'log' must be an absolute path or start with {log_dir}, {workdir} or {run_dir}")
         both = sorted(set(self.env) & set(self.secrets))

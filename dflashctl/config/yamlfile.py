@@ -18,6 +18,10 @@ MAX_BYTES = 1 << 20
 """Nobody writes a megabyte of settings by hand: a wrong file (a log, a checkpoint) is refused, not parsed."""
 
 
+MAX_NODES = 100_000
+"""So many values with every alias (`*name`) written out: a few lines of aliases of aliases make millions."""
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice (YAML's own rule; PyYAML lets the last one win silently)."""
 
@@ -109,6 +113,8 @@ def parse_document(text: str, path: Path) -> Document:
         loader = _Loader(text)
         try:
             root = loader.get_single_node()
+            if root is not None:
+                _check_aliases(root, path)
             data = loader.construct_document(root) if root is not None else None
         finally:
             loader.dispose()
@@ -127,6 +133,33 @@ def parse_document(text: str, path: Path) -> Document:
             f"a value cannot be read: {error}", where=str(path), next="put it in quotes"
         ) from error
     return Document(path, data, root)
+
+
+def _check_aliases(root: yaml.Node, path: Path) -> None:
+    """Raises UsageError for aliases that lead back to themselves, or that stand for more than MAX_NODES."""
+    sizes: dict[int, int] = {}
+    around: set[int] = set()
+
+    def size(node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        if id(node) in around:
+            raise _at(node, path, "a value that holds itself (an alias within its own anchor)")
+        if id(node) not in sizes:
+            around.add(id(node))
+            pairs = node.value if isinstance(node, yaml.MappingNode) else [(each,) for each in node.value]
+            sizes[id(node)] = 1 + sum(size(part) for pair in pairs for part in pair)
+            around.remove(id(node))
+            if sizes[id(node)] > MAX_NODES:
+                raise _at(node, path, f"its aliases stand for more than {MAX_NODES:,} values")
+        return sizes[id(node)]
+
+    size(root)
+
+
+def _at(node: yaml.Node, path: Path, what: str) -> UsageError:
+    mark = node.start_mark
+    return UsageError(what, where=f"{path}:{mark.line + 1}:{mark.column + 1}", next="write it out, without *")
 
 
 def _syntax_error(error: yaml.MarkedYAMLError, path: Path) -> UsageError:

@@ -61,7 +61,7 @@ def run_rows(shown: Shown) -> list[tuple[str, str]]:
         ("recipe", f"{record.get('recipe')}{variant}" if record.get("recipe") else ""),
         ("release", text(record.get("release"))),
         ("commit", commit),
-        ("files", plural(len(files), "file") + " (`runs show --code`)" if isinstance(files, Mapping) else ""),
+        ("files", plural(len(files), "file") + " (runs show --code)" if isinstance(files, Mapping) else ""),
         ("launched", f"{moment(entry.created_at)} by {record.get('created_by') or 'somebody'}"),
         ("why", text(record.get("reason"))),
         ("took", "" if entry.took_s is None else duration(entry.took_s)),
@@ -127,7 +127,8 @@ def environment_lines(environment: Mapping[str, Any]) -> list[str]:
 
 def words(value: object) -> str:
     """One line of plain text: what Markdown would obey is escaped, control characters are shown."""
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", line(value))
+    # An underscore within a word is one to Markdown too: paths stay readable.
+    return re.sub(r"([\\`*\[\]<>|#]|(?<!\w)_|_(?!\w))", r"\\\1", line(value))
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> list[str]:

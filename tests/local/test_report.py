@@ -48,6 +48,7 @@ def test_a_finished_run_is_told_whole(engine: LocalEngine) -> None:
         "| commit | git 1c9e4d0aa, with changes |",
         "| launched | 2027-01-15 08:00 UTC by ann@laptop |",
         "| took | 4m12s |",
+        "| log | /nowhere/train_localtls.log |",
         "| GPUs | 0 (GPU-0) |",
         "- it was \\| the \\*rate\\* (ann@laptop, ",
         "| figure | before | after |\n|---|---|---|\n| greedy | 1.02 | 2.44 |\n| T=0.7 | 1.01 |  |",

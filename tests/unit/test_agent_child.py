@@ -1,4 +1,4 @@
-"""Run with: pytest tests/unit/test_agent_child.py. A child is heard to its end or its deadline, and leaves nobody."""
+"""Run with: pytest tests/unit/test_agent_child.py. A child is heard to its end or deadline; none is left."""
 
 from __future__ import annotations
 
