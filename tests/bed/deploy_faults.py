@@ -23,6 +23,9 @@ from dflashctl.runs.deploy import read_source
 
 CODE = "/workspace/code"
 
+# exit codes
+UNREACHABLE, VERIFICATION, NOT_FOUND, LOCKED, CONTAINER_DOWN = 3, 4, 6, 8, 12
+
 
 class Case:
     """A project with a deployed release, a change on the way, and the look afterwards.
@@ -178,3 +181,8 @@ def config_lock(bed: Bed, seconds: float) -> Iterator[None]:
         os.killpg(holder.pid, signal.SIGKILL)  # flock's child holds the lock, too
         holder.wait(10)
         holder.stdout.close()
+
+
+def staged(case: Case) -> list[Path]:
+    """The staging folders, looked at without a command of their own."""
+    return list((Path(f"/proc/{case.bed.pid}/root") / str(case.staging).lstrip("/")).glob("*/archive"))

@@ -7,4 +7,5 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # for gpu_kit and its like
 
+from frame_kit import log, verb  # noqa: F401  fixtures
 from run_box import box, until, until_seen  # noqa: F401  fixtures

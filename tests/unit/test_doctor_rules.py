@@ -20,7 +20,8 @@ from doctor_kit import (
     query,
     reading,
 )
-from doctor_table import INIT, OUTSIDE, TABLE
+from doctor_table import TABLE
+from doctor_table_inside import INIT, OUTSIDE
 
 from dflashctl.doctor.checks import CHECKS, judge
 from dflashctl.doctor.document import payload
