@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ SMALLER: dict[str, dict[str, int | None]] = {
     "small": {"token_budget": 8_192, "row_tokens": 2_048, "anchors": 256, "micro_rows": 2, "rows": 128},
     "toy": {"token_budget": 128, "row_tokens": 32, "anchors": 6, "micro_rows": None, "rows": 64},
 }
+LEAST_S = 30.0  # of --limit, for a layout to be begun
 POLICIES = {
     "inductor": {"mode": "inductor", "start": "sequential"},  # recipes/threadwarm.yaml's variant nographs
     "eager": {"mode": "eager"},
@@ -68,6 +70,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=5, help="steps that do not count")
     parser.add_argument("--plan-seconds", type=float, default=15.0, help="each of target and drafter")
     parser.add_argument("--deadline", type=float, default=600.0, help="seconds of a layout, start included")
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds of all of it, about")
     parser.add_argument("--work-dir", type=Path, help="where the runs lie meanwhile; they are removed")
     parser.add_argument("--keep", action="store_true", help="leave the runs there")
     given = parser.parse_args()
@@ -138,15 +141,26 @@ def recipe_of(layout: dict[str, Any], section: dict[str, Any], policy: str, path
 
 
 def measure(
-    layout: dict[str, Any], recipe: Path, place: Path, given: argparse.Namespace, predicted: float | None
+    layout: dict[str, Any],
+    recipe: Path,
+    place: Path,
+    given: argparse.Namespace,
+    predicted: float | None,
+    left_s: float,
 ) -> dict[str, Any]:
-    """Run one layout: its line of the table."""
+    """Run one layout: its line of the table.
+
+    Args:
+        left_s: it may take no longer.
+    """
     name, shared = name_of(layout), layout["kind"] == "colocated"
     used = layout["targets"] if shared else layout["targets"] + layout["drafters"]
     run = place / "runs" / recipe.stem
     env = {"OMP_NUM_THREADS": "1"} if given.device == "cpu" else {}
     print(f"{name}: running", flush=True)
-    seen, start_s = watched.watch(recipe, run, given.seconds, given.warm_up, used, given.deadline, env)
+    seen, start_s = watched.watch(
+        recipe, run, given.seconds, given.warm_up, used, min(given.deadline, left_s), env
+    )
     achieved = watched.rate(seen.steps, given.warm_up, used, given.token_budget)
     found = {
         "layout": name,
@@ -161,6 +175,7 @@ def measure(
         "policy": given.policy if layout["kind"] == "threads" else given.execution,
         "died": seen.died,
     }
+    print(json.dumps(found), flush=True)  # whoever cuts this program short has what was measured
     if seen.died:
         tail = run.with_suffix(".log").read_text(errors="replace").splitlines()[-40:]
         print("\n".join([f"{name} died; the end of its log:", *tail]), flush=True)
@@ -198,12 +213,17 @@ def table(found: list[dict[str, Any]]) -> str:
     )
 
 
+def _plain(value: Any) -> Any:
+    """JSON knows no paths, and no infinity."""
+    return None if value == float("inf") else str(value) if isinstance(value, Path) else value
+
+
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
 def main() -> None:
-    given = arguments()
+    given, began = arguments(), time.monotonic()
     shape = SHAPES[given.shape]
     work = Path(tempfile.mkdtemp(prefix="topologies-", dir=given.work_dir))
     try:
@@ -234,7 +254,11 @@ def main() -> None:
             if any(each["layout"] == name for each in found):
                 continue  # the plan's choice was among them
             recipe = recipe_of(layout, section, given.policy, work / f"{name.replace(' ', '-')}.yaml")
-            found.append(measure(layout, recipe, work, given, predictions.get(name)))
+            left_s = began + given.limit - time.monotonic()
+            if left_s < LEAST_S:
+                print(f"{name}: no time left", flush=True)
+                continue
+            found.append(measure(layout, recipe, work, given, predictions.get(name), left_s))
     finally:
         if given.keep:
             print(f"left in {work}")
@@ -247,7 +271,7 @@ def main() -> None:
             f"{rates['drafter_tokens_s']:,.0f} tok/s; the plan takes {planned['chosen']}"
         )
     print(table(found))
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
+    settings = {name: _plain(value) for name, value in vars(given).items()}
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     print(json.dumps({"bench": "topologies", **settings, **versions, "plan": planned, "found": found}))
     if not any(each["tok_s"] for each in found):
