@@ -30,6 +30,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 WORDS: list[tuple[Any, str]] = [
     (names.Name, "name"),
     (names.Variable, "variable"),
+    (names.Address, "text"),
     (names.InsidePath, "path inside"),
     (names.Value, "text"),
     (recipe.Relative, "path or glob"),

@@ -59,7 +59,15 @@ def check_inside_path(text: str) -> str:
     return posixpath.normpath("/" + text.lstrip("/"))
 
 
+def check_address(text: str) -> str:
+    """What ssh connects to, and what stands in a command to try by hand."""
+    if text.startswith("-") or not all(character.isprintable() and character != " " for character in text):
+        raise ValueError(f"{text!r} is no name or address: no blanks, and no '-' in front")
+    return text
+
+
 Name = Annotated[str, AfterValidator(check_name)]
 Variable = Annotated[str, AfterValidator(check_variable)]
 Value = Annotated[str, AfterValidator(check_value)]
+Address = Annotated[str, AfterValidator(check_address)]
 InsidePath = Annotated[str, AfterValidator(check_inside_path)]

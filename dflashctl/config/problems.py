@@ -98,6 +98,7 @@ def _describe(
         return f"{path}: must not be empty", ""
     wishes = " or ".join(dict.fromkeys(d["msg"].removeprefix("Input should be ") for d in details))
     wishes = re.sub(r" or instance of \w+", "", wishes)  # the name of a class of ours
+    wishes = wishes.replace("a valid dictionary", "keys and values")
     shown = _shorten(detail.get("input"))
     hint = ""
     if path == "version":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ MAX_NODES = 100_000
 """So many values with every alias (`*name`) written out: a few lines of aliases of aliases make millions."""
 
 
+class _Misread(yaml.constructor.ConstructorError):
+    """Valid, and not what a person reads there."""
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice (YAML's own rule; PyYAML lets the last one win silently)."""
 
@@ -36,6 +41,16 @@ class _Loader(yaml.SafeLoader):
             if identity and key.tag != "tag:yaml.org,2002:merge":
                 seen.add(identity)
         return super().construct_mapping(node, deep)
+
+    def plain_int(self, node: yaml.ScalarNode) -> int:
+        """YAML 1.1 reads 0200 as 128 and 22:30 as 1350; whoever wrote that meant something else."""
+        if re.fullmatch(r"[-+]?0[0-9_]+|.*:.*", node.value):
+            number = self.construct_yaml_int(node)
+            raise _Misread(None, None, f"{node.value} is the number {number} to YAML", node.start_mark)
+        return self.construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.plain_int)
 
 
 @dataclass(frozen=True)
@@ -168,5 +183,11 @@ def _syntax_error(error: yaml.MarkedYAMLError, path: Path) -> UsageError:
     parts = [part for part in (error.problem, error.context) if part]
     shown = (mark.get_snippet(indent=2, max_length=100) if mark else None) or ""
     hint = "indent with spaces, not tabs" if "'\\t'" in (error.problem or "") else ""
-    what = "not valid YAML: " + ", ".join(parts) + (f"\n{shown}" if shown else "")
+    if isinstance(error, _Misread):
+        hint = "write the number that you mean, without a leading 0 and without ':'; text goes in quotes"
+    what = (
+        ("" if isinstance(error, _Misread) else "not valid YAML: ")
+        + ", ".join(parts)
+        + (f"\n{shown}" if shown else "")
+    )
     return UsageError(what, where=where, next=hint)

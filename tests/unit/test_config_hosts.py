@@ -224,6 +224,8 @@ def test_an_unknown_host_is_answered_with_the_known_ones(tmp_path: Path) -> None
         ("    workdir: ~/data", "must be an absolute path"),
         ("    workdir: /data/../etc", "must not contain '..'"),
         ("    container: 201", "hosts.yaml:9:5: not valid YAML: the key 'container' is given twice"),
+        ("    keep_releases: 010", "hosts.yaml:9:20: 010 is the number 8 to YAML\n"),
+        ("    keep_releases: 1:30", "hosts.yaml:9:20: 1:30 is the number 90 to YAML\n"),
         ("    log_dir: [", "hosts.yaml:10:1: not valid YAML"),
         ("\tlog_dir: /x", "hosts.yaml:9:1: not valid YAML"),
     ],
@@ -252,7 +254,7 @@ def test_several_mistakes_are_all_named_in_the_order_of_the_file(tmp_path: Path)
         ("{engine: local, ssh: {host: a}}", "engine local is this machine"),
         ("{engine: docker}", "h.engine: should be 'pct', 'ssh', 'lab' or 'local', but is 'docker'"),
         ("{}", "missing key: hosts.h.engine"),
-        ("null", "hosts.h: should be a valid dictionary, but is null"),
+        ("null", "hosts.h: should be keys and values, but is null"),
     ],
 )
 def test_an_engine_says_what_it_needs(tmp_path: Path, entry: str, message: str) -> None:
@@ -326,3 +328,15 @@ def test_reading_hosts_needs_neither_ssh_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("key", ["host", "user"])
+@pytest.mark.parametrize("value", ["-oProxyCommand=x", "a b", "a\\nb", "a\\u202eb"])
+def test_an_address_stands_in_commands_and_messages_as_it_is(tmp_path: Path, key: str, value: str) -> None:
+    ssh = {"host": "box", "user": "ann"} | {key: value}
+    said = refused(
+        tmp_path,
+        "version: 1\nhosts:\n  a:\n    engine: ssh\n    ssh:\n"
+        + "".join(f'      {name}: "{each}"\n' for name, each in ssh.items()),
+    )
+    assert f"hosts.a.ssh.{key}: " in said and "no name or address" in said and len(said.splitlines()) == 1

@@ -163,7 +163,7 @@ def test_a_copied_recipe_must_change_its_name(tmp_path: Path) -> None:
         ),
         ("{train: {policy: {tls: local}}}", "{deploy: {entry: x}}", "a variant cannot change 'deploy'"),
         ("{train: {policy: {tls: local}}}", "{name: x}", "a variant cannot change 'name'"),
-        ("{train: {policy: {tls: local}}}", "[]", "variants.localtls: should be a valid dictionary"),
+        ("{train: {policy: {tls: local}}}", "[]", "variants.localtls: should be keys and values"),
         ("localtls: {", "'local tls': {", "'local tls' is not allowed"),
     ],
 )
