@@ -79,14 +79,17 @@ def take(
     best: bool = False,
     keep: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor.detach().cpu().clone(),
 ) -> Snapshot:
-    """A snapshot of now. `keep(name, tensor)` gives the copy in host memory."""
+    """A snapshot of now. `keep(name, tensor)` gives the copy in host memory. Where each rank has a share of
+    the optimizer, all others `optimizer_state.give` theirs meanwhile.
+    """
     weights = optimizer_state.masters(optimizer)
-    state = {**optimizer_state.moments(optimizer), **generators()}
+    state = {name: keep(name, tensor) for name, tensor in optimizer_state.whole_moments(optimizer)}
+    state |= {name: keep(name, tensor) for name, tensor in generators().items()}
     return Snapshot(
         step,
         drafter.config.to_json("float32"),
         {name: keep(name, weights[name]) for name in drafter.state_dict()},
-        {name: keep(name, tensor) for name, tensor in state.items()},
+        state,
         {**facts, "step": step},
         best,
     )

@@ -5,7 +5,7 @@ Named by parameter and not by number, so that no checkpoint depends on the order
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -16,12 +16,16 @@ SEPARATOR = "|"  # in no parameter's name
 
 
 def masters(optimizer: DrafterOptimizer) -> dict[str, Tensor]:
-    """The float32 weights that are trained, by parameter."""
-    return {each.name: master for each, master in zip(optimizer.assigned, optimizer.masters, strict=True)}
+    """The float32 weights that are trained, by parameter; whole also where each rank trains a share."""
+    of = optimizer.masters if optimizer.share is None else optimizer.parameters
+    return {each.name: master for each, master in zip(optimizer.assigned, of, strict=True)}
 
 
 def moments(optimizer: DrafterOptimizer) -> dict[str, Tensor]:
-    """What the algorithms remember, as "moment|parameter"; empty before the first step."""
+    """What the algorithms remember, as "moment|parameter"; empty before the first step.
+
+    Of a share: its pieces.
+    """
     found: dict[str, Tensor] = {}
     for names, algorithm in _groups(optimizer):
         for number, state in algorithm.state_dict()["state"].items():
@@ -29,22 +33,54 @@ def moments(optimizer: DrafterOptimizer) -> dict[str, Tensor]:
     return found
 
 
+def whole_moments(optimizer: DrafterOptimizer) -> Iterator[tuple[str, Tensor]]:
+    """`moments`, one after the other; of a share, put together from all owners, who all do it to the end.
+    What is given is then good until the next.
+    """
+    held = moments(optimizer)
+    if optimizer.owners is None:
+        yield from held.items()
+        return
+    names = [each.name for each in optimizer.assigned]
+    for key in sorted({name.partition(SEPARATOR)[0] for name in held}):
+        pieces = [held[f"{key}{SEPARATOR}{name}"] for name in names]
+        if all(piece.shape == master.shape for piece, master in zip(pieces, optimizer.masters, strict=True)):
+            pieces = optimizer.owners.whole(pieces, key)
+        yield from ((f"{key}{SEPARATOR}{name}", piece) for name, piece in zip(names, pieces, strict=True))
+
+
+def give(optimizer: DrafterOptimizer) -> None:
+    """What an owner does while another one takes `whole_moments`."""
+    for _ in whole_moments(optimizer):
+        pass
+
+
 @torch.no_grad()
 def load(optimizer: DrafterOptimizer, weights: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Take over masters and moments, bit for bit.
+    """Take over masters and moments, bit for bit; of a share, its pieces of them.
+
+    Args:
+        saved: whole moments.
 
     Raises:
         KeyError: a weight, or a moment of a parameter that has others, is missing.
     """
+    shapes = {each.name: torch.Size(each.shape) for each in optimizer.assigned}
+    numbers = {each.name: number for number, each in enumerate(optimizer.assigned)}
     for each, parameter, master in zip(
         optimizer.assigned, optimizer.parameters, optimizer.masters, strict=True
     ):
+        if optimizer.share is not None:
+            parameter.copy_(weights[each.name])
+            continue  # the masters are pieces of it
         master.copy_(weights[each.name])
         if parameter is not master:
             parameter.copy_(master)
     by_parameter: dict[str, dict[str, Tensor]] = {}
     for name, value in saved.items():
         key, _, parameter_name = name.partition(SEPARATOR)
+        if value.shape == shapes.get(parameter_name):
+            value = optimizer.piece(numbers[parameter_name], value).detach().clone()
         by_parameter.setdefault(parameter_name, {})[key] = value
     for names, algorithm in _groups(optimizer):
         state = {number: by_parameter[name] for number, name in enumerate(names)} if saved else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.errors import Stopped, TrainerError
 from trainer.evaluation.evaluator import Evaluator
+from trainer.run.agreement import Agreement
 from trainer.run.bad_rows import newly_bad
 from trainer.run.console import Console, Standing, duration
 from trainer.run.looks import Looks
@@ -32,8 +34,9 @@ from trainer.topology.build import make_work
 from trainer.topology.ranks import Ranks
 from trainer.topology.together import LONG_S
 from trainer.topology.work import Bad, Work
+from trainer.training.bad_steps import BadSteps
 from trainer.training.loss import Sums
-from trainer.training.optim import BadSteps, DrafterOptimizer, lr_factor
+from trainer.training.optim import DrafterOptimizer, lr_factor
 from trainer.training.step import DrafterStep
 
 SAVE_RESERVE_S = 3.0
@@ -81,6 +84,7 @@ class Trainer:
         self.work: Work | None = None  # from `start` on
         self.first_step = 0  # of this life of the run
         self.saver = Saver(files, self.writer, parts.drafter, optimizer, self.say, self._record)
+        self.agreement: Agreement | None = None  # where the optimizer is shared out
 
     @property
     def say(self) -> Any:
@@ -88,7 +92,7 @@ class Trainer:
 
     @property
     def saves(self) -> bool:
-        """Every rank has the same weights and moments: one saves them."""
+        """One rank saves for all: what each has, or what was put together from all."""
         return self.ranks is None or self.ranks.first
 
     # Before the first step
@@ -104,7 +108,8 @@ class Trainer:
         )
         self.looks.prepare()
         if self.config.execution == "captured" and not self.optimizer.capturable:
-            self.say("captured: the update stays eager, for Muon's learning rate is the host's")
+            reason = "needs other ranks" if self.optimizer.share else "is Muon's, whose rate is the host's"
+            self.say(f"captured: the update stays eager, for it {reason}")
 
     # Training
 
@@ -130,7 +135,10 @@ class Trainer:
             self.step,
             self.first_step,
             self.ranks,
+            self.optimizer,
         )
+        if self.optimizer.share is not None and self.ranks is not None:
+            self.agreement = Agreement(self.files, self.ranks, self.saver, self._facts)
 
     def close(self) -> None:
         """End what training started."""
@@ -167,13 +175,14 @@ class Trainer:
             self.files.total_steps = self._expected_steps()
             self.files.queues = self.work.depths() if self.work else {}
             try:
-                self.files.stepped(progress.step)
+                with self._holding():
+                    self.files.stepped(progress.step)
             except Stopped:  # this step is in the checkpoint that will be saved, so also in the figures
                 self._report(since, norm, factor)
                 raise
             if progress.step - self.first_step == ESTIMATE_AFTER:
                 self._estimate()
-            if reports.due(progress.step) or share >= 1.0:
+            if reports.due(progress.step) or share >= 1.0 or self._stopping:
                 self._report(since, norm, factor)
                 reports.done()
                 since = Tally()
@@ -187,7 +196,9 @@ class Trainer:
             save_wanted = save_wanted or saves.due(progress.step)
             there = self.saver.step == progress.step  # looked at just now, and at its best
             if save_wanted and (there or not self.writer.busy):
-                if self.saves:
+                if self.agreement is not None:
+                    self.agreement.wanted = True
+                elif self.saves:
                     self.saver.begin(progress, self._facts())
                 saves.done()
                 save_wanted = False
@@ -195,6 +206,16 @@ class Trainer:
         if looks.ever:
             self.look()
         self.console.close()
+        if self.agreement is not None and self.agreement.stop:
+            raise self.agreement.stop
+
+    @property
+    def _stopping(self) -> bool:
+        """Whether a request to stop waits for the next step to begin."""
+        return self.agreement is not None and self.agreement.stop is not None
+
+    def _holding(self) -> AbstractContextManager[None]:
+        return self.agreement.holding() if self.agreement is not None else nullcontext()
 
     def one_step(self, number: int, factor: float) -> tuple[Sums, Tensor, Bad | None]:
         """One optimizer step: the loss sums, the gradient's norm, and which rows are bad.
@@ -215,6 +236,8 @@ class Trainer:
         share = self.clock.progress(self.progress.step)
         if self.ranks is None:
             return share
+        if self.agreement is not None:
+            return self.agreement.begin(share, self.progress)
         # Before it the first rank may have measured for long.
         return self.ranks.from_first([share], f"step {self.progress.step} to begin", LONG_S)[0]
 
@@ -284,14 +307,17 @@ class Trainer:
     def look(self) -> None:
         """Real decoding of a few prompts. The best checkpoint follows it: an improvement is saved."""
         assert self.work is not None
-        with self.work.quiet():
+        measured = False
+        with self._holding(), self.work.quiet():
             measured = self.looks.look(self.progress, self.step)
-        if measured and self.saves:
+        if measured and self.agreement is not None:
+            self.agreement.keep_best(self.progress)
+        elif measured and self.saves:
             self.saver.keep_best(self.progress, self._facts())
 
     def _match(self) -> None:
         assert self.work is not None
-        with self.work.quiet():
+        with self._holding(), self.work.quiet():
             self.looks.match(self.step)
 
     # Saving
@@ -305,6 +331,9 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of the present step, and wait until it is on disk. Raises as `Saver.save`."""
-        self.files.enter("saving")
+        with self._holding():
+            self.files.enter("saving")
+        if self.agreement is not None:
+            self.agreement.last(self.progress)
         if self.saves:
             self.saver.save(self.progress, self._facts())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import shutil
 from collections.abc import Iterator
@@ -23,11 +24,11 @@ def gib(size: float) -> str:
 
 
 def trained_bytes(optimizer: DrafterOptimizer) -> tuple[int, int]:
-    """(weights, moments) of the masters, in bytes: AdamW keeps two moments a weight, Muon one."""
+    """(weights, moments) of all parameters, in bytes: AdamW keeps two moments a weight, Muon one."""
     weights = moments = 0
-    for each, master in zip(optimizer.assigned, optimizer.masters, strict=True):
-        weights += FLOAT32 * master.numel()
-        moments += FLOAT32 * master.numel() * (2 if each.group.algorithm == "adamw" else 1)
+    for each in optimizer.assigned:
+        weights += FLOAT32 * math.prod(each.shape)
+        moments += FLOAT32 * math.prod(each.shape) * (2 if each.group.algorithm == "adamw" else 1)
     return weights, moments
 
 
@@ -63,7 +64,8 @@ def check_host_memory(optimizer: DrafterOptimizer, on_host: bool) -> None:
     weights, moments = trained_bytes(optimizer)
     needed = weights + moments  # the copy that checkpoints are written from
     if on_host:
-        needed += weights + moments  # gradients, and the moments themselves
+        owners = 1 if optimizer.share is None else optimizer.share.size
+        needed += weights + -(-moments // owners)  # gradients, and the moments themselves
     available = available_memory()
     if available is not None and needed > available:
         raise Refused(

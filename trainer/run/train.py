@@ -31,6 +31,7 @@ from trainer.run.trackers import Trackers
 from trainer.run.writing import write_json
 from trainer.topology.planning import against_plan
 from trainer.topology.ranks import Ranks
+from trainer.topology.sharing import share_of
 from trainer.topology.split import serve
 from trainer.topology.start import gpu_of, part_of, with_its_cores
 from trainer.topology.together import first_then_others, same_data
@@ -72,7 +73,11 @@ def run(
     if config.topology != "threads" and config.policy != type(config.policy)():
         say(f"policy is for topology threads; topology {config.topology} runs eagerly")
         files.note("train.policy is not used")
-    optimizer = DrafterOptimizer(parts.drafter, config.optimizer)
+    trained = sum(parameter.numel() for parameter in parts.drafter.parameters())
+    share, why = share_of(config, trained, parts.target.device, ranks)
+    if ranks is not None and first:
+        say(f"optimizer: {'a share' if share else 'all of it'} on every rank: {why}")
+    optimizer = DrafterOptimizer(parts.drafter, config.optimizer, share)
     if first:
         _say_groups(optimizer, files, say)
     files.enter("data")

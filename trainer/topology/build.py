@@ -15,6 +15,7 @@ from trainer.topology.ranks import Ranks
 from trainer.topology.split import SplitDrafter
 from trainer.topology.threads import Threads
 from trainer.topology.work import Work
+from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep
 
 Say = Callable[[str], None]
@@ -30,6 +31,7 @@ def make_work(
     step: DrafterStep,
     first: int,
     ranks: Ranks | None = None,
+    optimizer: DrafterOptimizer | None = None,
 ) -> Work:
     """Whoever does the passes, started.
 
@@ -38,6 +40,7 @@ def make_work(
         step: the drafter's, on the target's device.
         first: the first step of this life of the run.
         ranks: of a run of several processes; in topology split, of the drafters alone.
+        optimizer: whose state may be shared out over the ranks.
     Raises:
         ConfigError: the topology cannot work here.
     """
@@ -46,4 +49,5 @@ def make_work(
     if config.topology == "split":
         assert ranks is not None
         return SplitDrafter(config, files, say, step, parts.target, data, order, ranks, first)
-    return Colocated(config, step, parts.target, data, order, ranks)
+    shared = optimizer if optimizer is not None and optimizer.share is not None else None
+    return Colocated(config, step, parts.target, data, order, ranks, shared)

@@ -4,7 +4,7 @@ gradients are added up, and every rank takes the same optimizer step. One proces
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -16,6 +16,7 @@ from trainer.model.target import Target
 from trainer.topology.ranks import Ranks
 from trainer.topology.work import Bad, accumulate, shares
 from trainer.training.loss import Sums
+from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep
 
 
@@ -30,12 +31,14 @@ class Colocated:
         data: Dataset,
         order: Callable[[int, int], Tensor],
         ranks: Ranks | None = None,
+        optimizer: DrafterOptimizer | None = None,
     ) -> None:
+        """optimizer: whose state is shared out over the ranks; None: each has all of it."""
         self.config, self.step, self.target = config, step, target
         self.data, self.order, self.ranks = data, order, ranks
         size, rank = (ranks.size, ranks.rank) if ranks else (1, 0)
         self.rows = shares(config.batch_rows, size)[rank]
-        self.reduction = Reduction(list(step.drafter.parameters()), ranks) if ranks else None
+        self.reduction = Reduction(list(step.drafter.parameters()), ranks, optimizer) if ranks else None
 
     def gradients(self, number: int) -> tuple[Sums, Bad | None]:
         """See `Work`. Raises PeerLost."""
@@ -51,7 +54,9 @@ class Colocated:
         return sums, None if bad is None else (index, bad)
 
     def updated(self) -> None:
-        """See `Work`: the same step everywhere."""
+        """See `Work`: the same step everywhere, or each rank's share of it, which are put together."""
+        if self.reduction is not None:
+            self.reduction.updated()
 
     def depths(self) -> dict[str, int]:
         """See `Work`: nothing waits."""
@@ -68,27 +73,59 @@ class Colocated:
 class Reduction:
     """Add gradients, loss sums and bad-row flags over the ranks: one flat buffer of gradients, made once, and
     one of everything else. Nothing is divided here: the optimizer divides by the global weight.
+
+    Where the optimizer is shared out, each rank gets the sums of its share alone; between two steps the
+    buffer carries what each rank owns to all others. This is then the optimizer's `Owners`.
     """
 
-    def __init__(self, parameters: list[Tensor], ranks: Ranks) -> None:
-        self.parameters, self.ranks = parameters, ranks
+    def __init__(
+        self, parameters: list[Tensor], ranks: Ranks, optimizer: DrafterOptimizer | None = None
+    ) -> None:
+        self.parameters, self.ranks, self.optimizer = parameters, ranks, optimizer
         first = parameters[0]
-        self.flat = torch.zeros(
-            sum(each.numel() for each in parameters), dtype=first.dtype, device=first.device
-        )
-        parts = self.flat.split([each.numel() for each in parameters])
-        self.views = [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]
+        counts = [each.numel() for each in parameters]
+        spare = -sum(counts) % ranks.size
+        self.flat = torch.zeros(sum(counts) + spare, dtype=first.dtype, device=first.device)
+        parts = self.flat.split([*counts, spare])
+        self.views = [part.view_as(each) for part, each in zip(parts, parameters, strict=False)]
+        if optimizer is not None:
+            optimizer.owners = self
+
+    def add(self, value: Tensor) -> None:
+        """See `Owners`."""
+        self.ranks.add(value, "the gradient's norm")
+
+    @torch.no_grad()
+    def whole(self, pieces: Sequence[Tensor], what: str) -> list[Tensor]:
+        """See `Owners`."""
+        assert self.optimizer is not None
+        for view, cut, piece in zip(self.views, self.optimizer.cuts, pieces, strict=True):
+            view.view(-1)[cut].copy_(piece)
+        self.ranks.gather(self.flat, what)
+        return self.views
+
+    @torch.no_grad()
+    def updated(self) -> None:
+        """Every rank's new weights to all."""
+        if self.optimizer is not None:
+            torch._foreach_copy_(self.parameters, self.whole(self.optimizer.masters, "new weights"))
 
     @torch.no_grad()
     def __call__(self, sums: Sums, flags: Tensor | None, number: int) -> tuple[Sums, Tensor | None]:
-        """The sums over all ranks; the parameters' gradients become views of the flat buffer."""
+        """The sums over all ranks; the parameters' gradients become views of the flat buffer. Of those, only
+        this rank's share are sums where the optimizer is shared out.
+        """
         for parameter, view in zip(self.parameters, self.views, strict=True):
             if parameter.grad is None:
                 view.zero_()
             else:
                 view.copy_(parameter.grad)
             parameter.grad = view
-        self.ranks.add(self.flat, f"gradients of step {number}")
+        what = f"gradients of step {number}"
+        if self.optimizer is None:
+            self.ranks.add(self.flat, what)
+        else:
+            self.ranks.add_share(self.flat, what)
         pieces = [getattr(sums, name).to(torch.float64).reshape(-1) for name in sums.__dataclass_fields__]
         if flags is not None:
             pieces.append(flags.to(torch.float64))

@@ -22,7 +22,7 @@ from trainer.topology.plan import Rates
 from trainer.topology.start import part_of
 from trainer.topology.work import accumulate
 from trainer.training.loss import Sums
-from trainer.training.optim import DrafterOptimizer
+from trainer.training.optim import DrafterOptimizer, unshareable
 from trainer.training.step import Batch, DrafterStep
 
 WARM_UPS = 2
@@ -85,7 +85,15 @@ def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> 
         held_bytes=held,
         slots=config.layout.queue + 1,
         gpus=gpus,
+        moment_bytes=_shared_moments(config, parts),
     )
+
+
+def _shared_moments(config: TrainConfig, parts: Assembled) -> float:
+    """Bytes of moments that ranks may share out, by the recipe."""
+    if config.layout.shard_optimizer == "off" or unshareable(config.optimizer):
+        return 0.0
+    return 8.0 * sum(each.numel() for each in parts.drafter.parameters())  # two of float32
 
 
 def _random_rows(config: TrainConfig, parts: Assembled) -> Rows:

@@ -9,12 +9,15 @@ Seconds for a batch of B context tokens:
 t: tokens a second of the frozen target on one GPU; d: of the drafter's forward and backward, at the recipe's
 anchors; o(n): one optimizer step and, for n > 1, the gradients' ring all-reduce: 2 (n-1)/n of their bytes go
 over the link.
+
+Where colocated does not fit, each rank keeps its share of the optimizer's moments alone. Gradients are then
+scattered and new weights gathered, which travels as far as the ring does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 GIB = 2.0**30
@@ -41,6 +44,7 @@ class Rates:
     held_bytes: float  # split: of the target on the first drafter: its ends or, to measure, all of it
     slots: int  # split: batches of hidden states that the drafters' memory has room for
     gpus: int
+    moment_bytes: float = 0.0  # of the drafter's, what ranks may share out
 
     def update_s(self, drafters: int) -> float:
         """What follows a batch's gradients on each of so many drafters."""
@@ -68,13 +72,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a layout should do. `needs` is the fullest GPU's memory."""
+    """What a layout should do. `needs` is the fullest GPU's memory; `shares`: the optimizer, too."""
 
     layout: Layout
     tokens_s: float
     bottleneck: str
     needs_bytes: float
     memory_bytes: float
+    shares: bool = False
 
     @property
     def fits(self) -> bool:
@@ -98,7 +103,11 @@ def predict(layout: Layout, rates: Rates) -> Prediction:
     if layout.kind == "colocated":
         slower = "the target" if target_s > drafter_s else "the drafter"
         needs = rates.target_bytes + rates.drafter_bytes
-        return Prediction(layout, batch / (target_s + drafter_s), slower, needs, rates.memory_bytes)
+        found = Prediction(layout, batch / (target_s + drafter_s), slower, needs, rates.memory_bytes)
+        elsewhere = rates.moment_bytes * (1 - 1 / layout.drafters)
+        if found.fits or not elsewhere:
+            return found
+        return replace(found, needs_bytes=needs - elsewhere, shares=True)
     links = min(layout.targets, layout.drafters)
     sides = {
         f"{layout.targets} target{_s(layout.targets)}": target_s,

@@ -33,6 +33,7 @@ def as_json(rates: Rates, predictions: Sequence[Prediction]) -> dict[str, Any]:
                 "bottleneck": each.bottleneck,
                 "needs_bytes": round(each.needs_bytes),
                 "fits": each.fits,
+                "shares": each.shares,
             }
             for each in predictions
         ],
@@ -51,6 +52,8 @@ def why(predictions: Sequence[Prediction]) -> str:
         )
     others = [each for each in predictions if each.layout.kind != chosen.layout.kind and each.fits]
     text = f"{chosen.layout}: {chosen.tokens_s:,.0f} tokens/s, held back by {chosen.bottleneck}"
+    if chosen.shares:
+        text += f"; it fits with the optimizer shared out: {chosen.needs_bytes / 2**30:.1f} GiB a GPU"
     if others:
         best = max(others, key=lambda each: each.tokens_s)
         text += f"; {best.layout} would reach {best.tokens_s / chosen.tokens_s:.0%} of that"
@@ -90,6 +93,8 @@ def resolve_auto(recipe: Path, run: Path) -> Path:
         layout["ranks"] = taken["targets"]
     else:
         layout |= {"targets": taken["targets"], "drafters": taken["drafters"]}
+    if taken["shares"]:
+        layout["shard_optimizer"] = "on"
     section["layout"] = layout
     path = run / "planned.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")

@@ -25,6 +25,9 @@ MEET_S = 300.0
 LIBRARY_WAIT_S = 24 * 3600.0
 """The library's own limit lies far above ours, which say what was waited for."""
 
+_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # the later name first
+_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
 
 class PeerLost(TrainerError):
     """Another process of the run failed, or went away, or did not come in time."""
@@ -81,6 +84,28 @@ class Ranks:
     def add(self, tensor: Tensor, what: str) -> None:
         """Replace `tensor` by its sum over all ranks."""
         self._finish(lambda: dist.all_reduce(tensor, group=self._group, async_op=True), what)
+
+    def add_share(self, tensor: Tensor, what: str) -> None:
+        """Replace this rank's part of `tensor`, of as many equal parts as there are ranks, by its sum.
+
+        Gloo begins its own only when it is waited for, which cannot be watched: there all of it is added.
+        """
+        if not tensor.is_cuda:
+            self.add(tensor, what)
+            return
+        mine = tensor.chunk(self.size)[self.rank]
+        added = torch.empty_like(mine)
+        self._finish(lambda: _scatter(added, tensor, group=self._group, async_op=True), what)
+        mine.copy_(added)
+
+    def gather(self, tensor: Tensor, what: str) -> None:
+        """Fill `tensor` with each rank's part of it."""
+        mine = tensor.chunk(self.size)[self.rank].clone()
+        self._finish(lambda: _gather(tensor, mine, group=self._group, async_op=True), what)
+
+    def beat_with(self, beat: Callable[[], None]) -> None:
+        """From now on call this while waiting."""
+        self._beat = beat
 
     def from_first(self, values: Sequence[float], what: str, wait_s: float | None = None) -> list[float]:
         """The first rank's numbers, on every rank."""

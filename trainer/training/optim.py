@@ -2,23 +2,23 @@
 run.
 
 A step with a non-finite gradient changes nothing: no weight, no moment, no step count. Whether it is one is
-decided where the gradient is and never read by the host, which learns of it later (`BadSteps`).
+decided where the gradient is and never read by the host, which learns of it later (bad_steps.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from trainer.config import Optimizer as OptimizerSection
 from trainer.config import ParameterGroup, Schedule
-from trainer.errors import ConfigError, TrainerError
+from trainer.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -56,24 +56,80 @@ def assign_groups(
     return assigned
 
 
+@dataclass(frozen=True)
+class Share:
+    """One of `size` equal parts of all parameters, laid end to end; the last may be shorter."""
+
+    rank: int
+    size: int
+
+    def length(self, total: int) -> int:
+        return -(-total // self.size)
+
+    def cuts(self, counts: Sequence[int]) -> list[slice]:
+        """Which of each parameter's elements are in it; counts: of elements."""
+        length = self.length(sum(counts))
+        begin, end, at, found = self.rank * length, (self.rank + 1) * length, 0, []
+        for count in counts:
+            found.append(slice(*(min(max(edge - at, 0), count) for edge in (begin, end))))
+            at += count
+        return found
+
+
+class Owners(Protocol):
+    """The ranks that own a share each."""
+
+    def add(self, value: Tensor) -> None:
+        """Replace a value by its sum over all of them."""
+
+    def whole(self, pieces: Sequence[Tensor], what: str) -> list[Tensor]:
+        """Every parameter's values, each owner giving its pieces; good until the next call or gradients."""
+
+
 class DrafterOptimizer:
     """One algorithm a group; state and arithmetic are float32 whatever the parameters' dtype.
 
     A float32 parameter is its own master; for others a float32 copy is trained and written back after each
     step, so that small updates are not lost to rounding. All that a step reads lies in tensors that stay
     where they are, so a CUDA graph can hold it: the learning rates, too, are filled in.
+
+    With a `share`, masters and moments are of this share alone (pieces of one dimension, some of them empty):
+    only these weights are updated here, from gradients that need be there only for them. Whoever made it then
+    sets `owners`, who know the norm of the whole gradient.
     """
 
-    def __init__(self, drafter: nn.Module, section: OptimizerSection) -> None:
+    def __init__(self, drafter: nn.Module, section: OptimizerSection, share: Share | None = None) -> None:
+        """Raises ConfigError: the groups do not fit the parameters, or the share."""
         named = dict(drafter.named_parameters())
         self.assigned = assign_groups(named.items(), section.groups)
-        self.section = section
+        self.section, self.share = section, share
+        self.owners: Owners | None = None
         self.parameters = [named[each.name] for each in self.assigned]
+        if share is not None:
+            self._check_share()
+            self.cuts = share.cuts([parameter.numel() for parameter in self.parameters])
         self.masters = [
             parameter if parameter.dtype == torch.float32 else parameter.detach().float().requires_grad_()
-            for parameter in self.parameters
+            for parameter in map(self.piece, range(len(self.parameters)), self.parameters)
         ]
         self.algorithms = [self._algorithm(group) for group in section.groups]
+
+    def _check_share(self) -> None:
+        reason = unshareable(self.section)
+        if reason is None and any(parameter.dtype != torch.float32 for parameter in self.parameters):
+            reason = "masters apart from the weights are not shared out"
+        if reason is not None:
+            raise ConfigError(
+                f"the optimizer cannot be shared out: {reason}",
+                where="train.layout.shard_optimizer",
+                next="say off",
+            )
+
+    def piece(self, number: int, whole: Tensor) -> Tensor:
+        """Of something shaped as parameter `number`, what is here."""
+        if self.share is None:
+            return whole
+        return whole.detach().reshape(-1)[self.cuts[number]].requires_grad_()
 
     def _algorithm(self, group: ParameterGroup) -> torch.optim.Optimizer:
         section = self.section
@@ -111,8 +167,10 @@ class DrafterOptimizer:
 
     @property
     def capturable(self) -> bool:
-        """Whether an update reads nothing from the host: Muon's learning rate is the host's."""
-        return all(isinstance(algorithm, torch.optim.AdamW) for algorithm in self.algorithms)
+        """Whether an update reads nothing from the host, as Muon's learning rate, nor from other ranks."""
+        return self.share is None and all(
+            isinstance(algorithm, torch.optim.AdamW) for algorithm in self.algorithms
+        )
 
     def held(self) -> dict[str, Tensor]:
         """All that an update reads and changes, gradients aside, by name."""
@@ -182,14 +240,19 @@ class DrafterOptimizer:
         The gradients are read twice: for the norm of their undivided sums, and by the update, which divides
         as it reads. Averaging and clipping are one divisor; Muon, which takes none, gets it beforehand.
         """
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
+        for number, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if master is not parameter:
-                master.grad = parameter.grad.float()
+                master.grad = self.piece(number, parameter.grad).detach().float()
         divisor = weight.float().clamp(min=torch.finfo(torch.float32).tiny)
         gradients = [master.grad for master in self.masters if master.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients) / divisor
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.owners is not None:
+            square = norm.double() ** 2
+            self.owners.add(square)
+            norm = square.sqrt().float()
+        norm = norm / divisor
         if self.section.clip:
             divisor = divisor / (self.section.clip / (norm + 1e-6)).clamp(max=1.0)
         bad = ~norm.isfinite()
@@ -203,9 +266,15 @@ class DrafterOptimizer:
                 _step_unless(bad, divisor, algorithm)
         with torch.no_grad():
             for parameter, master in zip(self.parameters, self.masters, strict=True):
-                if master is not parameter:
+                if master is not parameter and self.share is None:  # a share's pieces are the weights' memory
                     parameter.copy_(master)
         return norm
+
+
+def unshareable(section: OptimizerSection) -> str | None:
+    """Why the optimizer's state cannot be shared out over ranks, if it cannot."""
+    muon = [group.name for group in section.groups if group.algorithm == "muon"]
+    return f"group {muon[0]} is Muon's, which needs whole matrices" if muon else None
 
 
 @torch.no_grad()
@@ -224,64 +293,6 @@ def _step_unless(bad: Tensor, divisor: Tensor, algorithm: torch.optim.Optimizer)
     algorithm.step()
     for member, old in zip(members, before, strict=True):
         member.copy_(torch.where(bad, old, member))
-
-
-class BadSteps:
-    """Counts the steps with a non-finite gradient, and ends a run that has too many in a row.
-
-    On a GPU the host reads each count when it has arrived, at most LAG steps later, and never waits for the
-    step that was just begun.
-    """
-
-    LAG = 2
-
-    def __init__(self, most: int) -> None:
-        """most: in a row; the next one ends the run."""
-        self.most, self.total = most, 0
-        self._row: Tensor | None = None
-        self._sent: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
-
-    def saw(self, step: int, norm: Tensor) -> None:
-        """Step `step` had this gradient norm. Raises TrainerError, for it or for one shortly before."""
-        bad = (~norm.isfinite()).to(torch.int32)
-        self._row = bad if self._row is None else (self._row + bad) * bad
-        self._sent.append((step, *_to_host(self._row)))
-        while self._sent and (len(self._sent) > self.LAG or _arrived(self._sent[0][2])):
-            self._read()
-
-    def finish(self) -> None:
-        """Read all that is on its way. Raises TrainerError."""
-        while self._sent:
-            self._read()
-
-    def _read(self) -> None:
-        step, count, event = self._sent.popleft()
-        if event is not None:
-            event.synchronize()
-        in_a_row = int(count)
-        self.total += in_a_row > 0
-        if in_a_row > self.most:
-            raise TrainerError(
-                f"the gradient of {in_a_row} steps in a row is not finite, the last of them step {step + 1}; "
-                "none of them changed anything",
-                where="training",
-                next="lower optimizer.lr, or start from the last checkpoint",
-            )
-
-
-def _to_host(tensor: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """A copy that is on its way to the host, and the event that says that it is there; None: it is."""
-    if not tensor.is_cuda:
-        return tensor, None
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    copy.copy_(tensor, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return copy, event
-
-
-def _arrived(event: torch.cuda.Event | None) -> bool:
-    return event is None or event.query()
 
 
 def lr_factor(schedule: Schedule, step: int, progress: float, warmup_steps: int) -> float:

@@ -93,6 +93,21 @@ def test_the_fastest_that_fits_is_taken_and_processes_before_threads() -> None:
     assert [str(each.layout) for each in ranked(replace(H200, gpus=1))] == ["colocated on 1"]
 
 
+def test_colocated_ranks_share_the_optimizer_out_where_they_would_not_fit_otherwise() -> None:
+    """90 GiB of drafter, 40 of them moments: an eighth of those on each of eight."""
+    tight = replace(H200, gpus=8, drafter_bytes=90 * GIB, moment_bytes=40 * GIB)
+    found = predict(Layout("colocated", 8, 8), tight)
+    assert found.fits and found.shares and found.needs_bytes == pytest.approx((50 + 90 - 35) * GIB)
+    assert predict(Layout("colocated", 1, 1), tight).needs_bytes == 140 * GIB
+    assert not predict(Layout("split", 5, 3), tight).shares
+    roomy = predict(Layout("colocated", 8, 8), replace(tight, drafter_bytes=44 * GIB))
+    assert roomy.fits and not roomy.shares and roomy.needs_bytes == 94 * GIB
+    assert planning.why(ranked(tight)).startswith(
+        "colocated on 8: 56,985 tokens/s, held back by the target; it fits with the optimizer shared out: "
+        "105.0 GiB a GPU"
+    )
+
+
 def test_memory_is_the_fullest_gpus() -> None:
     states = 16_384 * 51_200  # of a batch
     # One drafter: its own, the target's two ends, and three slots. Three of them have a third of each slot.
@@ -126,6 +141,11 @@ def test_the_choice_is_explained() -> None:
             replace(H200, gpus=8, drafter_bytes=90 * GIB),
             "split",
             {"queue": 3, "ranks": None, "targets": 5, "drafters": 3},
+        ),
+        (
+            replace(H200, gpus=8, drafter_bytes=90 * GIB, moment_bytes=40 * GIB),
+            "colocated",
+            {"queue": 3, "ranks": 8, "shard_optimizer": "on"},
         ),
     ],
 )

@@ -1,0 +1,68 @@
+"""Steps with a non-finite gradient: counted where it is, read by the host when the count has come."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from trainer.errors import TrainerError
+
+
+class BadSteps:
+    """Counts the steps with a non-finite gradient, and ends a run that has too many in a row.
+
+    On a GPU the host reads each count when it has arrived, at most LAG steps later, and never waits for the
+    step that was just begun.
+    """
+
+    LAG = 2
+
+    def __init__(self, most: int) -> None:
+        """most: in a row; the next one ends the run."""
+        self.most, self.total = most, 0
+        self._row: Tensor | None = None
+        self._sent: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+
+    def saw(self, step: int, norm: Tensor) -> None:
+        """Step `step` had this gradient norm. Raises TrainerError, for it or for one shortly before."""
+        bad = (~norm.isfinite()).to(torch.int32)
+        self._row = bad if self._row is None else (self._row + bad) * bad
+        self._sent.append((step, *_to_host(self._row)))
+        while self._sent and (len(self._sent) > self.LAG or _arrived(self._sent[0][2])):
+            self._read()
+
+    def finish(self) -> None:
+        """Read all that is on its way. Raises TrainerError."""
+        while self._sent:
+            self._read()
+
+    def _read(self) -> None:
+        step, count, event = self._sent.popleft()
+        if event is not None:
+            event.synchronize()
+        in_a_row = int(count)
+        self.total += in_a_row > 0
+        if in_a_row > self.most:
+            raise TrainerError(
+                f"the gradient of {in_a_row} steps in a row is not finite, the last of them step {step + 1}; "
+                "none of them changed anything",
+                where="training",
+                next="lower optimizer.lr, or start from the last checkpoint",
+            )
+
+
+def _to_host(tensor: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    """A copy that is on its way to the host, and the event that says that it is there; None: it is."""
+    if not tensor.is_cuda:
+        return tensor, None
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return copy, event
+
+
+def _arrived(event: torch.cuda.Event | None) -> bool:
+    return event is None or event.query()
