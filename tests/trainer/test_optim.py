@@ -320,6 +320,19 @@ def test_bad_steps_are_counted_and_too_many_in_a_row_end_the_run() -> None:
     assert BadSteps(most=2).total == 0
 
 
+@pytest.mark.parametrize(("norms", "total", "in_a_row"), [([math.nan], 6, 2), ([1.0, math.nan], 6, 1)])
+def test_bad_steps_go_on_from_where_they_were_saved(norms: list[float], total: int, in_a_row: int) -> None:
+    counter = BadSteps(most=2, total=5, in_a_row=1)
+    for step, norm in enumerate(norms):
+        counter.saw(step, torch.tensor(norm))
+    assert (counter.total, counter.in_a_row) == (total, in_a_row)
+    again = BadSteps(2, counter.total, counter.in_a_row)
+    with pytest.raises(TrainerError, match="3 steps in a row"):
+        for step in range(3):
+            again.saw(step, torch.tensor(math.inf))
+    assert again.total == total + 3 - in_a_row
+
+
 def test_a_report_leaves_out_the_steps_that_were_not_taken() -> None:
     tally = Tally()
     for loss, norm in ((6.0, 1.0), (math.nan, math.nan), (2.0, 3.0)):

@@ -19,6 +19,7 @@ from test_kill_and_resume import section
 from test_resume import losses, train
 from tiny_models import save_target
 
+from trainer.checkpoint.files import read_facts
 from trainer.errors import ConfigError, TrainerError
 from trainer.topology import colocated
 from trainer.topology.work import accumulate
@@ -71,6 +72,17 @@ def test_too_many_bad_steps_in_a_row_end_the_run(
     with pytest.raises(TrainerError, match="3 steps in a row is not finite, the last of them step 6"):
         train(made, tmp_path / "run")
     assert sorted(losses(tmp_path / "run")) == [1, 3]
+
+
+def test_bad_steps_in_a_row_are_counted_across_a_resume(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, {0, 2, 3, 4})
+    folder, limit = tmp_path / "run", {"max_bad_steps": 2}
+    train(section(target, budget={"steps": 4}, optimizer=limit), folder)
+    assert read_facts(folder / "checkpoints" / "step-0000004")["bad_steps"] == {"total": 3, "in_a_row": 2}
+    with pytest.raises(TrainerError, match="3 steps in a row is not finite, the last of them step 5"):
+        train(section(target, budget={"steps": 8}, optimizer=limit), folder, folder, True)
 
 
 def test_passes_and_a_compiled_step_train_as_one_eager_graph_does(

@@ -42,6 +42,8 @@ class Progress:
     bad_rows: list[int] = field(default_factory=list)
     # (step, prefix-match or None, by real decoding): what was measured on the way
     measured: list[tuple[int, float | None, float]] = field(default_factory=list)
+    # steps with a non-finite gradient: all of them, and those in a row up to now
+    bad_steps: tuple[int, int] = (0, 0)
 
     @property
     def best(self) -> float:
@@ -58,15 +60,18 @@ class Progress:
             "position": {"rows": seen, "epoch": seen // rows, "row_of_epoch": seen % rows},
             "bad_rows": [*self.bad_rows],
             "measured": [*self.measured],
+            "bad_steps": {"total": self.bad_steps[0], "in_a_row": self.bad_steps[1]},
         }
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Progress:
+        """Of trainer.json; one that knows no bad steps is from before they were saved."""
         return cls(
             facts["schedule"]["step"],
             facts["schedule"]["elapsed_s"],
             list(facts["bad_rows"]),
             [(step, prefix, real) for step, prefix, real in facts["measured"]],
+            (facts["bad_steps"]["total"], facts["bad_steps"]["in_a_row"]) if "bad_steps" in facts else (0, 0),
         )
 
 

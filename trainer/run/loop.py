@@ -121,6 +121,8 @@ class Trainer:
             seconds: that training may take from now on; None: as long as its steps take.
         """
         self.progress, self.first_step = progress, progress.step
+        self.bad_steps = BadSteps(self.config.optimizer.max_bad_steps, *progress.bad_steps)
+        self.told_bad_steps = self.bad_steps.total
         self.files.step = progress.step or None
         self.saver.start(progress)
         total = None if seconds is None else progress.elapsed_s + seconds
@@ -323,7 +325,9 @@ class Trainer:
     # Saving
 
     def _facts(self) -> dict[str, Any]:
-        """trainer.json of now."""
+        """trainer.json of now. Raises TrainerError: too many bad steps in a row."""
+        self.bad_steps.finish()
+        self.progress.bad_steps = self.bad_steps.total, self.bad_steps.in_a_row
         return {
             **self.facts,
             **self.progress.to_json(self.config.batch_rows, len(self.data.rows), self.warmup),

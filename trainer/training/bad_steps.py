@@ -19,16 +19,21 @@ class BadSteps:
 
     LAG = 2
 
-    def __init__(self, most: int) -> None:
-        """most: in a row; the next one ends the run."""
-        self.most, self.total = most, 0
+    def __init__(self, most: int, total: int = 0, in_a_row: int = 0) -> None:
+        """
+        Args:
+            most: in a row; the next one ends the run.
+            total, in_a_row: of a run that goes on, when it was saved.
+        """
+        self.most, self.total, self.in_a_row = most, total, in_a_row
+        self._before = in_a_row
         self._row: Tensor | None = None
         self._sent: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
     def saw(self, step: int, norm: Tensor) -> None:
         """Step `step` had this gradient norm. Raises TrainerError, for it or for one shortly before."""
         bad = (~norm.isfinite()).to(torch.int32)
-        self._row = bad if self._row is None else (self._row + bad) * bad
+        self._row = ((self._before if self._row is None else self._row) + bad) * bad
         self._sent.append((step, *_to_host(self._row)))
         while self._sent and (len(self._sent) > self.LAG or _arrived(self._sent[0][2])):
             self._read()
@@ -42,12 +47,12 @@ class BadSteps:
         step, count, event = self._sent.popleft()
         if event is not None:
             event.synchronize()
-        in_a_row = int(count)
-        self.total += in_a_row > 0
-        if in_a_row > self.most:
+        self.in_a_row = int(count)
+        self.total += self.in_a_row > 0
+        if self.in_a_row > self.most:
             raise TrainerError(
-                f"the gradient of {in_a_row} steps in a row is not finite, the last of them step {step + 1}; "
-                "none of them changed anything",
+                f"the gradient of {self.in_a_row} steps in a row is not finite, the last of them step "
+                f"{step + 1}; none of them changed anything",
                 where="training",
                 next="lower optimizer.lr, or start from the last checkpoint",
             )
