@@ -133,9 +133,10 @@ class Threads:
         if in_main:
             for worker in range(len(self.steps)):
                 self._warm_up(worker)
-        for number, device in enumerate(feeding):
+        # Before any of them runs: a target that is being read is no target to copy.
+        targets = [target, *(target.copied_to(device) for device in feeding[1:])]
+        for number, mine in enumerate(targets):
             self.files.waited[f"room {number}"] = 0.0
-            mine = target.copied_to(device) if number else target
             self.crew.start(f"target-{number}", partial(self._feed, mine, f"room {number}"))
         for worker in range(len(self.steps)):
             self.crew.start(f"drafter-{worker}", partial(self._learn, worker))

@@ -128,6 +128,21 @@ def test_any_number_of_threads_trains_as_one_does(
             assert torch.equal(dict(each.named_parameters())[name], own)
 
 
+def test_targets_are_copied_before_any_of_them_is_read(
+    make_threads: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is being read has another attention for that while, and a copy would keep it."""
+    reading, copied_to = [], Target.copied_to
+
+    def copied(target: Target, device: torch.device) -> Target:
+        reading.append([each.name for each in threading.enumerate() if each.name.startswith("target-")])
+        return copied_to(target, device)
+
+    monkeypatch.setattr(Target, "copied_to", copied)
+    make_threads(settings(layout={"targets": 3, "drafters": 1, "wait_s": 120.0}))
+    assert reading == [[], []]
+
+
 @pytest.mark.parametrize("warmup", ["lazy", "main-thread", "own-thread"])
 @pytest.mark.parametrize("start", ["parallel", "sequential"])
 def test_warming_up_and_starting_change_no_result(warmup: str, start: str, make_threads: Made) -> None:
