@@ -40,7 +40,8 @@ class DflashError(Exception):
         self.next = next
 
     def __str__(self) -> str:
-        head = f"{self.where}: {self.what}" if self.where else self.what
+        where = self.where.replace("\n", "\\n").replace("\r", "\\r")  # a folder may have such a name
+        head = f"{where}: {self.what}" if where else self.what
         return f"{head}\nnext: {self.next}" if self.next else head
 
 

@@ -73,3 +73,12 @@ def test_what_is_only_unusual_is_read(tmp_path: Path, text: str) -> None:
     found = resolve(read_recipe(recipe(tmp_path, text)), "v")
     assert found.launch.command == ["sh", "-c", "echo hi"]
     assert read_recipe(recipe(tmp_path, found.dump())).launch == found.launch
+
+
+def test_a_message_stays_one_where_a_folder_has_a_newline_in_its_name(tmp_path: Path) -> None:
+    (tmp_path / "new\nline").mkdir()
+    path = recipe(tmp_path / "new\nline", HEAD + "bad: 1\n")
+    with pytest.raises(UsageError) as caught:
+        read_recipe(path)
+    first, *rest = str(caught.value).splitlines()
+    assert first == f"{tmp_path}/new\\nline/x.yaml:5:1: unknown key: bad" and len(rest) == 1

@@ -122,6 +122,43 @@ def test_columns_wrap_evidence_when_asked(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(len(each) for each in out.getvalue().splitlines()) <= 40
 
 
+@pytest.mark.parametrize("columns", ["40", "60"])
+def test_where_columns_have_no_room_every_row_is_told_whole(
+    columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    names = ["TAG", "STATE", "FOR", ">STEP", ">TOK/S", "GPUS", "EVIDENCE"]
+    rows = [
+        [
+            "localtls-long",
+            table.state("wedged"),
+            "4m12s",
+            "118/1,000",
+            "-",
+            "0-7",
+            "no step for 251 s (usually 3.6 s)",
+        ],
+        ["b", table.state("finished"), "2m ago", "-", "-", "-", "[exit] code 0"],
+    ]
+    out = io.StringIO()
+    table.show(table.table(names, rows), out)
+    lines = out.getvalue().splitlines()
+    assert lines[:2] == ["localtls-long  wedged", "  for 4m12s, step 118/1,000, gpus 0-7"]
+    assert lines[-3:] == ["b  finished", "  for 2m ago", "  [exit] code 0"]
+    assert "no step for 251 s (usually 3.6 s)" in " ".join(each.strip() for each in lines)
+    assert max(map(len, lines)) <= int(columns)
+
+
+def test_a_table_that_fits_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    out = io.StringIO()
+    table.show(table.table(["TAG", "STATE", ">STEP", "EVIDENCE"], [["demo", "running", 7, "fine"]]), out)
+    assert out.getvalue() == "TAG   STATE    STEP  EVIDENCE\ndemo  running     7  fine\n"
+    out = io.StringIO()
+    table.show(table.table(["TAG", "STATE"], []), out)
+    assert out.getvalue() == "TAG  STATE\n"
+
+
 def test_json_names_its_schema_first_and_holds_no_raw_control() -> None:
     out = io.StringIO()
     render_json.emit("dflashctl.status/1", {"runs": [{"tag": "x\x1b[2J\u202e"}]}, out)
