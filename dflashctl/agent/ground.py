@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 
 from . import AgentError
 
@@ -55,12 +56,16 @@ def explain(error: OSError, folder: str) -> AgentError:
 
 
 def _permission_hint(folder: str) -> str:
-    owner = os.stat(folder).st_uid
+    found = os.stat(folder)
+    owner = found.st_uid
     if owner == NOBODY:
         return (
             "it belongs to a user of the host that this unprivileged container cannot see (shown as nobody):"
             " on the host, chown the folder behind it to 100000:100000, or to what lxc.idmap maps to uid 0"
         )
+    if owner == os.geteuid():
+        mode = stat.S_IMODE(found.st_mode)
+        return "it is ours, with mode %04o: chmod u+rwx it, or choose another code_root" % mode
     return "it belongs to uid %d and this is uid %d: chown it, or choose another code_root" % (
         owner,
         os.geteuid(),

@@ -194,7 +194,15 @@ def test_a_place_where_nobody_can_write_is_explained(tmp_path: Path, monkeypatch
     with refused() as caught:
         ground.ready(str(tmp_path), create=False)
     assert "Permission denied; nothing switched" in caught[0].what
-    assert "chown it" in caught[0].next
+    tmp_path.chmod(0o500)
+    with refused() as caught:
+        ground.ready(str(tmp_path), create=False)
+    assert caught[0].next == "it is ours, with mode 0500: chmod u+rwx it, or choose another code_root"
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with refused() as caught:
+        ground.ready(str(tmp_path), create=False)
+    assert f"belongs to uid {tmp_path.stat().st_uid} and this is uid 12345: chown it" in caught[0].next
     monkeypatch.setattr(ground, "NOBODY", tmp_path.stat().st_uid)
     with refused() as caught:
         ground.ready(str(tmp_path), create=False)
