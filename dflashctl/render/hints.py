@@ -10,7 +10,7 @@ import re
 
 VERBS = (
     "deploy", "rollback", "releases", "diff", "lock", "launch", "status", "kill", "logs", "runs", "pull",
-    "notify", "explain", "stacks", "gpu", "doctor", "inspect", "probe",
+    "report", "notify", "explain", "stacks", "gpu", "doctor", "inspect", "probe",
 )  # fmt: skip
 """Those that have the option; prose says `dflashctl` too, and other verbs need no host."""
 
