@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,23 @@ from trainer.model.drafter_config import DrafterConfig
 from trainer.model.target import Target
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_core() -> Iterator[None]:
+    """What asks for as many threads as there are cores gets one: of a tiny model's threads each waits longer
+    for the others, on cores that other tests use, than it computes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("trainer.evaluation.evaluate_checkpoint", "trainer.run.setup"):
+            patch.setattr(f"{module}.usable_cores", lambda: 1)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """A run or a command sets the number of threads for its whole process."""
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

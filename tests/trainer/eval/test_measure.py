@@ -237,14 +237,6 @@ def saved(tmp_path: Path, saved_target: Path, make_drafter: Callable[..., Drafte
     return ["eval", str(folder), "--target", str(saved_target), "--prompts", "2", "--new-tokens", "8"]
 
 
-@pytest.fixture(autouse=True)
-def threads() -> Any:
-    """The command sets the number of threads for its whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def test_the_command_prints_a_table(saved: list[str]) -> None:
     result = CliRunner().invoke(app, saved)
     assert result.exit_code == 0, result.output

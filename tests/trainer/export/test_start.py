@@ -6,7 +6,7 @@ Run: python -m pytest tests/trainer/export/test_start.py
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,6 @@ from trainer.errors import ConfigError
 from trainer.export.commands import export, import_drafter
 from trainer.model.drafter import Drafter
 from trainer.run.setup import Assembled, assemble
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """assemble() sets the number of threads for its whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -7,12 +7,11 @@ Run: python -m pytest tests/trainer/oracles/test_refusals.py
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_cases import DIMENSIONS
 from tokenizers import Tokenizer, models
 from transformers import (
@@ -35,14 +34,6 @@ from trainer.model.target import Target
 from trainer.model.target_files import read_config
 from trainer.model.target_identity import identify
 from trainer.run.setup import assemble
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    """assemble() sets the number of threads for its whole process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
