@@ -11,7 +11,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test quality format unit trainer-tests lab-tests bed-tests conformance bench-deploy soak bench-cli bench-data schema clean
+.PHONY: help venv demo test side-by-side quality format unit trainer-tests lab-tests bed-tests conformance bench-deploy soak bench-cli bench-data schema clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -33,9 +33,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/trainer/oracles/require
 demo: venv  ## deploy, launch, watch and judge a real training run on the embedded lab (about 4 minutes)
 	@PATH="$(abspath $(BIN)):$$PATH" sh recipes/demo/demo.sh
 
-test: quality  ## the whole suite: unit, lab and bed tests, every command in the docs, then the demo
-	$(PY) -m pytest $(SPREAD) -m "not soak and not alone" tests
+test: venv  ## the whole suite: linters, unit, lab and bed tests, every command in the docs, then the demo
+	@$(MAKE) --no-print-directory -j 2 quality side-by-side
 	$(PY) -m pytest -m "alone and not soak" tests
+
+side-by-side: venv
+	$(PY) -m pytest $(SPREAD) -m "not soak and not alone" tests
 
 quality: venv  ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

@@ -281,6 +281,10 @@ def test_a_live_lab_whose_record_is_lost_is_found(own: LabPaths, text: str | Non
 # --- interrupted ------------------------------------------------------------------------------------------
 
 
+# seconds; `make soak` looks more closely
+FINER = [pytest.param(round(0.017 * n, 3), marks=pytest.mark.soak) for n in range(1, 25)]
+
+
 def interrupted_up(paths: LabPaths, after_s: float, number: int) -> int:
     """Start `lab up`, and signal it that long after it has begun its work."""
     process = subprocess.Popen(
@@ -299,7 +303,7 @@ def interrupted_up(paths: LabPaths, after_s: float, number: int) -> int:
     return process.returncode
 
 
-@pytest.mark.parametrize("after_s", [0, 0.01, 0.02, 0.04, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4])
+@pytest.mark.parametrize("after_s", [0, 0.04, 0.12, 0.2, 0.3, *FINER])
 def test_ctrl_c_leaves_a_lab_or_nothing(own: LabPaths, after_s: float) -> None:
     code = interrupted_up(own, after_s, signal.SIGINT)
     record = read_record(own)
@@ -329,7 +333,7 @@ def test_ctrl_c_while_the_host_is_being_started_leaves_nothing(
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("after_s", [0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
+@pytest.mark.parametrize("after_s", [0, 0.05, 0.15, 0.3, *FINER])
 def test_killing_up_leaves_a_lab_or_no_process(own: LabPaths, after_s: float) -> None:
     interrupted_up(own, after_s, signal.SIGKILL)
     record = read_record(own)

@@ -82,7 +82,6 @@ def test_a_damaged_file_is_named_and_the_others_are_listed(
     assert problem in told.damaged[0][1]
 
 
-@pytest.mark.alone
 def test_a_thousand_runs_are_listed_within_a_second_and_one_round_trip(engine: LocalEngine) -> None:
     """All of them, with a note in each, through the command's own call; a round trip is a call that does
     nothing. What counts is the time of a core, here and there: a machine that is busy with other things adds

@@ -168,7 +168,7 @@ def failed_run(
 @pytest.mark.parametrize(
     "fault",
     [
-        "raise:1:2",
+        pytest.param("raise:1:2", marks=pytest.mark.soak),  # below, a raise while a disk is slow
         "kill:0:1",
         "disk:1:2",
         # Nobody else notices: the first rank is in one long call, where it hears no signal either.
