@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -36,6 +37,8 @@ class Lxc(StandIn):
         super().__init__(Path(tempfile.mkdtemp(prefix="dflashctl-pct-", dir="/tmp")))
         self.root.chmod(0o755)
         self.lxcpath = self.root / "lxc"
+        self.grants = self.root / "subuid"
+        self.grants.write_text(f"root:{SHIFT}:65536\n")
         for verb, program in (("freeze", "lxc-freeze"), ("thaw", "lxc-unfreeze")):
             self.names[verb] = f"{program} -P {self.lxcpath} -n 200"
         try:
@@ -81,8 +84,16 @@ class Lxc(StandIn):
         self._settle(vmid)
         self._lxc("start", vmid)
 
+    def _granted(self, *command: str) -> list[str]:
+        """Where `newuidmap` is installed LXC asks it, and it refuses what /etc/subuid does not grant root. As
+        the command sees that file, root may have the containers' ids, whoever else is on this machine."""
+        mounts = " && ".join(f'mount --bind "$0" /etc/{name}' for name in ("subuid", "subgid"))
+        exist = "[ -e /etc/subuid ] && [ -e /etc/subgid ]"
+        line = f'if {exist}; then {mounts}; fi && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", line, str(self.grants), *command]
+
     def _lxc(self, verb: str, vmid: int, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = [f"lxc-{verb}", "-P", str(self.lxcpath), "-n", str(vmid), *args]
+        command = self._granted(f"lxc-{verb}", "-P", str(self.lxcpath), "-n", str(vmid), *args)
         return subprocess.run(
             command, check=check, timeout=60, capture_output=True, text=True, stdin=subprocess.DEVNULL
         )
@@ -98,7 +109,8 @@ class Lxc(StandIn):
         self._lxc("attach", vmid, "--clear-env", "--", "/bin/sh", "-c", clean)
 
     def run(self, script: str, stdin: str = "", seconds: float = 60.0) -> Done:
-        out, err, code = execute(script, stdin.encode(), seconds, self.environment(), str(self.scratch))
+        granted = f"exec {shlex.join(self._granted('bash', '-c', script))}"
+        out, err, code = execute(granted, stdin.encode(), seconds, self.environment(), str(self.scratch))
         return Done(out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), code, code == -1)
 
     def close(self) -> None:
