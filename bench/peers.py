@@ -78,7 +78,8 @@ def speculators(settings: Settings) -> Step:
     import speculators_package
     from transformers import Qwen3Config
 
-    package = speculators_package.load("losses.utils", "models.dflash.core")
+    parts = ("losses.fused",) if settings.where.type == "cuda" else ()  # kernels
+    package = speculators_package.load("losses.utils", "models.dflash.core", *parts)
     mended_autotuners()
     core, losses = sys.modules["speculators.models.dflash.core"], sys.modules["speculators.losses.utils"]
     shape, device = SHAPES[settings.shape], settings.where

@@ -239,7 +239,7 @@ class TrainConfig:
     execution: Literal["eager", "compiled", "captured"] = "eager"  # of the drafter's step; captured: GPU only
     threads: int | None = ranged(None, low=1)  # null: the cores that this process may use
     report_every_s: float = ranged(2.0, low=0.0)  # seconds between lines of the log
-    topology: Literal["colocated", "split", "threads", "auto"] = "colocated"  # auto: what plan predicts is fastest
+    topology: Literal["colocated", "split", "threads", "auto"] = "colocated"  # auto: by plan
     drafter: Drafter = field(default_factory=Drafter)
     data: Data = field(default_factory=Data)
     objective: Objective = field(default_factory=Objective)

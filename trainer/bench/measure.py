@@ -34,7 +34,7 @@ from trainer.model.mask import bounds, dense_mask, mask_mod
 from trainer.model.tiles import tile_map
 from trainer.model.within import first_seen
 from trainer.training.compiled import where_it_pays
-from trainer.training.loss import CHUNK_LOGITS, Kind, head_loss
+from trainer.training.loss import Kind, chunk_tokens, head_loss
 from trainer.training.objective import choose_anchors, draw
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep
@@ -112,7 +112,8 @@ def work_of(settings: Settings, step: DrafterStep) -> Work:
     size = settings.micro_rows or settings.rows
     chunk = step.config.objective.loss_chunk
     if chunk is None:
-        chunk = max(1, CHUNK_LOGITS[settings.where.type] // SHAPES[settings.shape].vocabulary)
+        vocabulary = SHAPES[settings.shape].vocabulary
+        chunk = chunk_tokens(settings.where, vocabulary, step.head.dtype, teacher=False)
     return Work(size, settings.rows // size, settings.row_tokens, step.pass_width, step.pass_count, chunk)
 
 

@@ -29,7 +29,9 @@ KeyValue = tuple[Tensor, Tensor]  # keys rotated and normed, values; each [R, G,
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, computed in float32 at least."""
+    """x / rms(x) * weight, computed in float32 at least and given in x's dtype, so that what runs through the
+    layers stays as narrow as the products are.
+    """
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -38,7 +40,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
-        return self.weight * F.rms_norm(wide, (x.shape[-1],), eps=self.eps).to(x.dtype)
+        return (self.weight * F.rms_norm(wide, (x.shape[-1],), eps=self.eps)).to(x.dtype)
 
 
 class MLP(nn.Module):
@@ -53,10 +55,10 @@ class MLP(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on [R, heads, T, E] with cos and sin [R, T, E], halves paired as (first, second)."""
+    """RoPE on [R, heads, T, E] with cos and sin [R, T, E], halves paired as (first, second); in x's dtype."""
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
-    return x * cos[:, None] + turned * sin[:, None]
+    return (x * cos[:, None] + turned * sin[:, None]).to(x.dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Tensor:
@@ -123,7 +125,7 @@ class Attention(nn.Module):
         own_k, own_v = self.keys_values(x, cos, sin)
         k = torch.cat((context[0].to(own_k.dtype), own_k), dim=2)
         v = torch.cat((context[1].to(own_v.dtype), own_v), dim=2)
-        # Norms and RoPE may have widened q and k under autocast; v has the products' own dtype.
+        # Under autocast a float32 x gives float32 q and k; v has the products' own dtype.
         out = attend(q.to(v.dtype), k.to(v.dtype), v, mask, self.head_dim**-0.5)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
@@ -161,8 +163,9 @@ class Drafter(nn.Module):
         return cast("list[Layer]", list(self.layers))
 
     def rope(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [R, T, E] at `positions` [R, T]."""
-        return self.rotary_emb(like, positions)
+        """cos and sin [R, T, E] at `positions` [R, T], float32 at least: bfloat16 is too coarse."""
+        wide = like.new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
+        return self.rotary_emb(wide, positions)
 
     def context_keys_values(self, states: Tensor, positions: Tensor) -> list[KeyValue]:
         """Each layer's keys and values of the context.

@@ -21,8 +21,19 @@ from torch import Tensor
 from trainer.training.compiled import where_it_pays
 from trainer.training.objective import dpace_weights
 
-# Logits of one chunk: 256 MiB in float32 on a CPU; some 2,000 tokens of a large vocabulary on a GPU.
-CHUNK_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 29}
+CPU_LOGITS = 1 << 26  # of one chunk: 256 MiB in float32
+GPU_SHARE = 1 / 32  # of a GPU's memory for one chunk's logits: products of many rows waste no part of it
+
+
+def chunk_tokens(device: torch.device, vocabulary: int, dtype: torch.dtype, teacher: bool) -> int:
+    """Tokens whose logits are held at once. With a teacher there are two sets of logits and, for KL, float32
+    copies: a quarter of the tokens then.
+    """
+    logits = CPU_LOGITS
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        logits = int(GPU_SHARE * total / dtype.itemsize) // (4 if teacher else 1)
+    return max(1, logits // vocabulary)
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,27 @@ def _errors(
     return log_p.exp_().sub_(p).to(dtype), loss, own, right
 
 
+def _chunk(
+    hidden: Tensor, head: Tensor, label: Tensor, teacher: Tensor | None, kl: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`_errors` of c tokens' logits, which nobody else holds, as quickly as they can be had.
+
+    Args:
+        hidden, teacher: [c, H].
+    """
+    if kl or not hidden.is_cuda:
+        return where_it_pays(_errors, hidden)(
+            hidden @ head.T, label, None if teacher is None else teacher @ head.T, kl
+        )
+    from trainer.training.errors_kernel import errors_in_place
+
+    if teacher is not None:
+        label = (teacher @ head.T).argmax(-1)
+    logits = hidden @ head.T
+    loss, right = errors_in_place(logits, label)
+    return logits, loss, -loss, right
+
+
 class _TokenLoss(torch.autograd.Function):
     """(hidden, ...) -> (loss, log-probability of the label, most likely token is the label), all [T].
 
@@ -99,8 +131,8 @@ class _TokenLoss(torch.autograd.Function):
         chunks = -(-len(hidden) // chunk)
         size = -(-len(hidden) // chunks)  # none much smaller than the others
         for part in (slice(start, start + size) for start in range(0, len(hidden), size)):
-            errors, *found = where_it_pays(_errors, hidden)(
-                hidden[part] @ head.T, labels[part], None if teacher is None else teacher[part] @ head.T, kl
+            errors, *found = _chunk(
+                hidden[part], head, labels[part], None if teacher is None else teacher[part], kl
             )
             torch.mm(errors, head, out=gradient[part])
             del errors  # before the next chunk's logits come
@@ -138,7 +170,7 @@ def head_loss(
         chunk: tokens whose logits are held at once.
     """
     if chunk is None:
-        chunk = max(1, CHUNK_LOGITS[hidden.device.type] // head.shape[0])
+        chunk = chunk_tokens(hidden.device, head.shape[0], head.dtype, teacher is not None)
     flat = None if teacher is None else teacher.flatten(0, 1)
     each = _TokenLoss.apply(hidden.flatten(0, 1), head, labels.flatten(), flat, kind.kl, chunk)
     loss, own, right = (part.view(labels.shape) for part in each)

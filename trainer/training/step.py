@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,7 @@ from trainer.model.target import States
 from trainer.training.execution import Execution
 from trainer.training.loss import Kind, Sums, head_loss
 from trainer.training.objective import Blocks, choose_anchors, make_blocks
+from trainer.training.twins import Twins
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,13 @@ class DrafterStep:
         for number in range(self.pass_count):
             yield blocks.part(slice(number * self.pass_width, (number + 1) * self.pass_width))
 
+    @cached_property
+    def twins(self) -> Twins:
+        """Made for the first gradients: who only measures needs none."""
+        return Twins(self.drafter, self.compute_dtype)
+
     def _precision(self) -> torch.autocast:
-        low = self.compute_dtype != self.drafter.fc.weight.dtype
+        low = self.compute_dtype != self.drafter.norm.weight.dtype
         return torch.autocast(self.device_type, self.compute_dtype, enabled=low)
 
     def context(self, batch: Batch, noise: Sequence[torch.Generator] | None = None) -> list[KeyValue]:
@@ -148,7 +154,7 @@ class DrafterStep:
         config = self.drafter.config
         if context is None:
             context = self.context(batch)
-        x = self.target.embedding(blocks.tokens).to(self.drafter.fc.weight.dtype)
+        x = self.target.embedding(blocks.tokens).to(self.compute_dtype)
         with self._precision():
             out = self.execution.blocks(x, blocks.positions, context, self.masks(batch.rows, blocks))
         slots = out.unflatten(1, (-1, config.block_size))[
@@ -206,16 +212,19 @@ class DrafterStep:
         groups: list[tuple[Sequence[Tensor], Sequence[torch.Generator] | None]] = [(uniforms, None)]
         if noises is not None:
             groups = [([uniform], noise) for uniform, noise in zip(uniforms, noises, strict=True)]
-        for group, noise in groups:
-            shared = SharedContext(self.context(batch, noise))
-            for uniform in group:
-                for blocks in self.passes(self.blocks(batch.rows, uniform)):
-                    sums = self._sums(batch, blocks, shared.leaves)
-                    sums.loss.backward()
-                    shared.gather()
-                    sums = dataclasses.replace(sums, loss=sums.loss.detach())
-                    total = sums if total is None else total + sums
-            shared.push()
+        with self.twins.standing_in():
+            for group, noise in groups:
+                shared = SharedContext(self.context(batch, noise))
+                for uniform in group:
+                    for blocks in self.passes(self.blocks(batch.rows, uniform)):
+                        sums = self._sums(batch, blocks, shared.leaves)
+                        sums.loss.backward()
+                        shared.gather()
+                        self.twins.gather()
+                        sums = dataclasses.replace(sums, loss=sums.loss.detach())
+                        total = sums if total is None else total + sums
+                shared.push()
+                self.twins.gather()
         assert total is not None
         return total
 
