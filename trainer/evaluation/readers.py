@@ -23,11 +23,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from trainer.model.cache import target_cache
+from trainer.model.plain_states import allowed, far, plain_states
 from trainer.model.target import Target
 
 _CONTINUES: WeakKeyDictionary[Target, bool] = WeakKeyDictionary()  # tried once for each target
 PROBE_TOKENS = 12
-PROBE_ERROR = 0.02  # of the largest state; a state that is not carried on is off by far more
 
 
 class Reader(Protocol):
@@ -144,19 +144,20 @@ def continues(target: Target) -> bool:
     """
     tokens = torch.arange(PROBE_TOKENS, device=target.device)[None] % target.vocabulary
     positions = torch.arange(PROBE_TOKENS, device=target.device)[None]
-    half, most = PROBE_TOKENS // 2, PROBE_TOKENS - 2
+    half, end = PROBE_TOKENS // 2, PROBE_TOKENS - 2
     model = RollbackTarget(target)
     whole = target.run(tokens, positions, full=True)
     assert whole.final is not None
     try:
         model.read(tokens[:, :half], positions[:, :half])
-        model.read(tokens[:, half:most], positions[:, half:most], trial=True)
-        model.keep(most - half, torch.tensor([2]))
+        model.read(tokens[:, half:end], positions[:, half:end], trial=True)
+        model.keep(end - half, torch.tensor([2]))
         final, taps = model.read(tokens[:, half + 2 :], positions[:, half + 2 :], trial=True)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False
+    most = allowed(far(whole.final, plain_states(target, tokens, positions)[-1]))
     pairs = ((final, whole.final[:, half + 2 :]), (taps, whole.taps[:, half + 2 :]))
-    return all(bool((a - b).abs().max() <= PROBE_ERROR * b.abs().max()) for a, b in pairs)
+    return all(far(mine, wanted) <= most for mine, wanted in pairs)
 
 
 def reader(target: Target) -> Reader:

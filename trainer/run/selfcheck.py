@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trainer.data.packing import Rows
 from trainer.errors import Refused
-from trainer.model.plain_states import plain_states
+from trainer.model.plain_states import allowed, far, plain_states
 from trainer.model.target import States, Target
 from trainer.training.objective import Blocks
 from trainer.training.step import Batch, DrafterStep
@@ -28,9 +28,6 @@ from trainer.training.step import Batch, DrafterStep
 MASK_ELEMENTS = 100_000  # that are looked at, about a tenth of a second
 LABEL_SLOTS = 20_000
 TAP_TOKENS = 256
-# Relative, of a tap's states. bfloat16 rounds to 0.004 an operation, and kernels and compiled layers round at
-# other places than the reference; a neighbouring layer, or a document that sees another, is far further off.
-TAP_ERROR = 0.05
 BUG = "this is a fault of the trainer or of what it runs on, not of the recipe; nothing was trained"
 
 
@@ -191,16 +188,17 @@ def check_taps(target: Target, rows: Rows, states: States) -> float:
     if row is None:
         raise Refused("its first batch has nothing to train on", where="self-check", next="check the data")
     part = _document(rows.documents[row].tolist(), rows.supervised[row].tolist())
-    hidden = plain_states(target, rows.tokens[row : row + 1, part], rows.positions[row : row + 1, part])
-    layers = [each[0].float() for each in hidden]
-    largest = 0.0
-    for tap, mine in zip(target.taps, states.taps[row, part].chunk(len(target.taps), -1), strict=True):
-        errors = [float((mine.float() - layer).norm() / layer.norm()) for layer in layers]
+    alone = rows.tokens[row : row + 1, part], rows.positions[row : row + 1, part]
+    layers = [each[0] for each in plain_states(target, *alone)]
+    largest, count = 0.0, len(target.taps)
+    own, fused = states.taps[row, part].chunk(count, -1), target.run(*alone).taps[0].chunk(count, -1)
+    for tap, mine, other in zip(target.taps, own, fused, strict=True):
+        errors, most = [far(mine, layer) for layer in layers], allowed(far(other, layers[tap + 1]))
         nearest = min(range(len(errors)), key=errors.__getitem__)
-        if nearest != tap + 1 or not errors[tap + 1] < TAP_ERROR:
+        if nearest != tap + 1 or not errors[tap + 1] <= most:
             raise Refused(
                 f"tap {tap} is {errors[tap + 1]:.3f} off the output of the target's layer {tap} "
-                f"(at most {TAP_ERROR}), nearest to hidden_states[{nearest}], not [{tap + 1}]",
+                f"(at most {most:.3f}), nearest to hidden_states[{nearest}], not [{tap + 1}]",
                 where="self-check of the taps",
                 next=BUG,
             )
