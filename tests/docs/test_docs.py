@@ -106,6 +106,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
             "HOME": str(home),
             "PATH": f"{bin_dir}:{os.environ['PATH']}",
             "DFLASHCTL_LAB_DIR": lab_dir,
+            "OMP_NUM_THREADS": "1",  # other tests use the other cores
         }
     finally:
         lifecycle.down()
@@ -134,7 +135,7 @@ def as_real_host(block: Block, endpoint: LabEndpoint, home: Path) -> str:
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("block", [b for b in blocks() if to_run(b)], ids=str)
 def test_commands_run(block: Block, reader: dict[str, str]) -> None:
     if block.hosts is not None:
