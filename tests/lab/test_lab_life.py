@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from lab_client import cli, cli_argv, cli_environment, enter, ssh
+from lab_client import cli, cli_argv, enter, ssh
+from own_lab import processes_of, start_cli
 
-from dflashctl.agent import kin, proc
-from dflashctl.errors import Unreachable, UsageError
-from dflashctl.lab import ending, layout, lifecycle
+from dflashctl.agent import proc
+from dflashctl.errors import UsageError
+from dflashctl.lab import layout, lifecycle
 from dflashctl.lab.state import LabPaths, Record, load_endpoint, read_record
 
 pytestmark = pytest.mark.lab
@@ -33,35 +30,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabPaths]:
     if paths.lock.exists():
         lifecycle.down()
     assert processes_of(paths) == []
-
-
-def processes_of(paths: LabPaths) -> list[int]:
-    """Every process of this lab: it writes to the lab's log, or has the lab's folders mounted."""
-    found = []
-    for pid in proc.table():
-        try:
-            log = str(Path(f"/proc/{pid}/fd/2").readlink())
-        except OSError:
-            log = ""
-        try:
-            mounts = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
-        except OSError:
-            mounts = ""
-        if log == str(paths.log) or f"{paths.node} " in mounts or f"{paths.node}/" in mounts:
-            found.append(pid)
-    return found
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.02)
-
-
-def child_of_host(record: Record, name: str) -> int:
-    (child,) = [p.pid for p in proc.table().values() if p.ppid == record.pid and p.comm == name]
-    return child
 
 
 # --- the usual way ----------------------------------------------------------------------------------------
@@ -183,176 +151,6 @@ def test_what_a_program_left_unreadable_goes_with_the_lab(own: LabPaths) -> None
     script += "; mkfifo /root/pipe && ln -s / /root/l"
     assert enter(record.endpoint, script).returncode == 0
     assert lifecycle.down() and not own.root.exists()
-
-
-# --- crashes ----------------------------------------------------------------------------------------------
-
-
-def test_killing_the_host_ends_everything_and_the_next_up_works(own: LabPaths) -> None:
-    record = lifecycle.up().record
-    enter(record.endpoint, "echo kept > /workspace/f; setsid sleep 300.875 </dev/null >/dev/null 2>&1 &")
-    ssh(record.endpoint, "setsid sleep 300.875 </dev/null >/dev/null 2>&1 &")
-    everything = kin.descendants([record.pid], proc.table())
-    assert len(everything) == 5  # two servers, the container's first process, two sleepers
-    os.kill(record.pid, signal.SIGKILL)
-    wait_for(lambda: not record.alive())
-    wait_for(lambda: processes_of(own) == [])
-    assert [pid for pid in everything if (p := proc.read_process(pid)) and not p.dead] == []
-    with pytest.raises(Unreachable):
-        load_endpoint()
-    found = lifecycle.status()
-    assert found.record is None and str(own.log) in found.word
-    again = lifecycle.up()
-    assert again.cleaned and not again.already and again.record.endpoint.port != 0
-    assert enter(again.record.endpoint, "cat /workspace/f; nvidia-smi -L | wc -l").stdout == b"kept\n8\n"
-
-
-def test_down_after_a_crash_leaves_nothing(own: LabPaths) -> None:
-    record = lifecycle.up().record
-    os.kill(record.pid, signal.SIGKILL)
-    wait_for(lambda: not record.alive())
-    assert lifecycle.down()
-    assert not own.root.exists() and processes_of(own) == []
-
-
-@pytest.mark.parametrize(("name", "words"), [("sshd", "the ssh server"), ("gpu-driver", "the GPU driver")])
-def test_the_lab_ends_with_its_servers_and_says_so(own: LabPaths, name: str, words: str) -> None:
-    record = lifecycle.up().record
-    os.kill(child_of_host(record, name), signal.SIGKILL)
-    wait_for(lambda: not record.alive())
-    wait_for(lambda: processes_of(own) == [])
-    assert f"{words} ended: so does the lab" in own.log.read_text()
-
-
-def test_a_lab_that_does_not_answer_is_made_anew(own: LabPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "ANSWER_DEADLINE_S", 0.5)
-    record = lifecycle.up().record
-    os.kill(child_of_host(record, "sshd"), signal.SIGSTOP)
-    assert lifecycle.status().word.startswith("half dead")
-    again = lifecycle.up()
-    assert not again.already and again.record.pid != record.pid
-    assert not record.alive()
-    assert ssh(again.record.endpoint, "echo ok").stdout == b"ok\n"
-
-
-def test_a_strangers_process_with_the_recorded_pid_is_left_alone(own: LabPaths) -> None:
-    record = lifecycle.up().record
-    stranger = subprocess.Popen(["sleep", "300"])
-    try:
-        wrong = replace(record, pid=stranger.pid)
-        assert ending.kill((wrong.pid, wrong.start), 5)
-        text = own.record.read_text().replace(f'"pid": {record.pid}', f'"pid": {stranger.pid}')
-        os.kill(record.pid, signal.SIGKILL)
-        wait_for(lambda: not record.alive())
-        own.record.write_text(text)
-        assert read_record(own) == wrong
-        assert lifecycle.up().cleaned
-        assert lifecycle.down()
-        assert stranger.poll() is None
-    finally:
-        stranger.kill()
-        stranger.wait()
-
-
-def test_a_half_written_record_is_cleaned_away(own: LabPaths) -> None:
-    record = lifecycle.up().record
-    text = own.record.read_text()
-    os.kill(record.pid, signal.SIGKILL)
-    wait_for(lambda: not record.alive())
-    own.record.write_text(text[: len(text) // 2])
-    assert lifecycle.status().record is None
-    assert lifecycle.up().cleaned
-
-
-@pytest.mark.parametrize("text", [None, "", "{"])
-def test_a_live_lab_whose_record_is_lost_is_found(own: LabPaths, text: str | None) -> None:
-    record = lifecycle.up().record
-    own.record.unlink()
-    if text is not None:
-        own.record.write_text(text)
-    assert lifecycle.status().word == "half dead: its record is gone"
-    again = lifecycle.up()
-    assert not again.already and again.cleaned and not record.alive()
-    own.record.unlink()
-    assert lifecycle.down()
-    assert not again.record.alive() and processes_of(own) == [] and not own.root.exists()
-
-
-# --- interrupted ------------------------------------------------------------------------------------------
-
-
-# seconds; `make soak` looks more closely
-FINER = [pytest.param(round(0.017 * n, 3), marks=pytest.mark.soak) for n in range(1, 25)]
-
-
-def interrupted_up(paths: LabPaths, after_s: float, number: int) -> int:
-    """Start `lab up`, and signal it that long after it has begun its work."""
-    process = subprocess.Popen(
-        cli_argv("lab", "up"),
-        env=cli_environment(paths.root),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    wait_for(paths.root.exists)
-    time.sleep(after_s)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert "Traceback" not in errors, errors
-    return process.returncode
-
-
-@pytest.mark.parametrize("after_s", [0, 0.04, 0.12, 0.2, 0.3, *FINER])
-def test_ctrl_c_leaves_a_lab_or_nothing(own: LabPaths, after_s: float) -> None:
-    code = interrupted_up(own, after_s, signal.SIGINT)
-    record = read_record(own)
-    if record is not None and record.alive():
-        assert ssh(record.endpoint, "echo ok").stdout == b"ok\n"
-    else:
-        assert code == 130
-        assert processes_of(own) == []
-        assert not own.record.exists() and not own.pct.exists()
-    assert ssh(lifecycle.up().record.endpoint, "echo ok").stdout == b"ok\n"
-
-
-def test_ctrl_c_while_the_host_is_being_started_leaves_nothing(
-    own: LabPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, before = subprocess.Popen, signal.getsignal(signal.SIGINT)
-
-    def started(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
-        process = real(*words, **options)
-        signal.raise_signal(signal.SIGINT)  # before the caller has it
-        return process
-
-    monkeypatch.setattr(subprocess, "Popen", started)
-    with pytest.raises(KeyboardInterrupt):
-        lifecycle.up()
-    assert processes_of(own) == []
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.parametrize("after_s", [0, 0.05, 0.15, 0.3, *FINER])
-def test_killing_up_leaves_a_lab_or_no_process(own: LabPaths, after_s: float) -> None:
-    interrupted_up(own, after_s, signal.SIGKILL)
-    record = read_record(own)
-    if record is None or not record.alive():
-        wait_for(lambda: processes_of(own) == [] or ((r := read_record(own)) and r.alive()))
-    assert ssh(lifecycle.up().record.endpoint, "echo ok").stdout == b"ok\n"
-
-
-# --- several at once --------------------------------------------------------------------------------------
-
-
-def start_cli(paths: LabPaths, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        cli_argv(*words),
-        env=cli_environment(paths.root),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def test_several_ups_at_once_make_one_lab(own: LabPaths) -> None:

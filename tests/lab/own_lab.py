@@ -1,0 +1,55 @@
+"""Looks at the processes of a lab of a test's own."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lab_client import cli_argv, cli_environment
+
+from dflashctl.agent import proc
+from dflashctl.lab.state import LabPaths, Record
+
+
+def processes_of(paths: LabPaths) -> list[int]:
+    """Every process of this lab: it writes to the lab's log, or has the lab's folders mounted."""
+    found = []
+    for pid in proc.table():
+        try:
+            log = str(Path(f"/proc/{pid}/fd/2").readlink())
+        except OSError:
+            log = ""
+        try:
+            mounts = Path(f"/proc/{pid}/mountinfo").read_text(errors="replace")
+        except OSError:
+            mounts = ""
+        if log == str(paths.log) or f"{paths.node} " in mounts or f"{paths.node}/" in mounts:
+            found.append(pid)
+    return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.02)
+
+
+def child_of_host(record: Record, name: str) -> int:
+    (child,) = [p.pid for p in proc.table().values() if p.ppid == record.pid and p.comm == name]
+    return child
+
+
+# --- several at once --------------------------------------------------------------------------------------
+
+
+def start_cli(paths: LabPaths, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        cli_argv(*words),
+        env=cli_environment(paths.root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
