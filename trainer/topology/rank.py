@@ -16,6 +16,7 @@ from trainer.topology.pulse import Pulse
 PR_SET_PDEATHSIG = 1  # prctl(2)
 HERE = "here"  # the first rank has not left; removing it works on a full disk too
 SAVE_S = 600.0
+TOLD_S = 1.5  # for the launcher, which looks four times a second, to write down that a stop was asked for
 
 
 class RankFiles(RunFiles):
@@ -46,7 +47,14 @@ class RankFiles(RunFiles):
             super().summarise(*given, **named)
 
     def failed_peer(self) -> str | None:
-        """A SIGTERM that nobody asked for comes from the agent, after another rank's failure."""
+        """A SIGTERM that nobody asked for comes from the agent, after another rank's failure. One that was
+        sent to every process of the run at once may be here before the launcher has said so.
+        """
+        end = time.monotonic() + TOLD_S
+        while not stop_asked(self.folder) and time.monotonic() < end:
+            if any(self.folder.glob("ranks/*/root_cause.json")):
+                break
+            time.sleep(0.05)
         return None if stop_asked(self.folder) else super().failed_peer() or "see root_cause.json"
 
     def leave(self) -> None:

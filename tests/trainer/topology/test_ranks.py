@@ -208,13 +208,19 @@ def wait_for_step(folder: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError("no step")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_the_launcher(number: signal.Signals, saved_target: Path, tmp_path: Path) -> None:
-    """SIGTERM: the first rank saves, and all leave. SIGKILL: no rank outlives the launcher."""
+@pytest.mark.parametrize("number, to_all", [(signal.SIGTERM, True), (signal.SIGKILL, False)])
+def test_a_signal_to_the_launcher(
+    number: signal.Signals, to_all: bool, saved_target: Path, tmp_path: Path
+) -> None:
+    """SIGTERM: the first rank saves, and all leave; also if every process was told, as by whoever stops a
+    whole service, and the launcher last. SIGKILL: no rank outlives the launcher.
+    """
     folder = tmp_path / "run"
     process = start(folder, section(saved_target, 2, 100_000))
     wait_for_step(folder, process)
     assert len(ranks_alive(folder)) == 2
+    for pid in ranks_alive(folder) if to_all else []:
+        os.kill(pid, number)
     process.send_signal(number)
     text, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == (143 if number == signal.SIGTERM else -9), text
