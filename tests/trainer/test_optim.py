@@ -19,8 +19,10 @@ from trainer.errors import ConfigError, TrainerError
 from trainer.model.drafter import Drafter
 from trainer.run.progress import Tally
 from trainer.training.bad_steps import BadSteps
+from trainer.training.groups import assign_groups
 from trainer.training.loss import Sums
-from trainer.training.optim import DrafterOptimizer, assign_groups, lr_factor
+from trainer.training.optim import DrafterOptimizer
+from trainer.training.schedule import lr_factor
 
 
 def test_every_parameter_of_the_drafter_is_in_exactly_one_group(make_drafter: Callable[..., Drafter]) -> None:

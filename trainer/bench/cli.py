@@ -50,7 +50,8 @@ def bench(
     from trainer.cli import guarded
 
     def work() -> None:
-        from trainer.bench.measure import BENCHES, Settings, problems
+        from trainer.bench.measure import Settings, bench_loss, bench_mask, bench_step, problems
+        from trainer.bench.prefill import bench_target
 
         tokens, row, blocks = SMALLER.get(shape, USUAL)
         settings = Settings(
@@ -70,7 +71,8 @@ def bench(
         )
         if found := problems(settings):
             raise ConfigError("; ".join(found), where=f"bench {what}")
-        figures = BENCHES[what](settings)
+        benches = {"step": bench_step, "loss": bench_loss, "mask": bench_mask, "target": bench_target}
+        figures = benches[what](settings)
         show(figures)
         line = json.dumps(figures)
         print(line, flush=True)

@@ -1,4 +1,4 @@
-"""The four benches. Each gives one flat dictionary: what was run, and its figures.
+"""The drafter's benches: step, loss, mask. Each gives one flat dictionary: what was run, and its figures.
 
 share is the time of the work's own matrix products, run alone at their own shapes in the same process, over
 the time of the work: what is left to win without computing something else.
@@ -26,13 +26,9 @@ from trainer.bench.flops import (
     products,
 )
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
-from trainer.bench.targets import causal_pairs, documents_of, make_target, target_products
-from trainer.errors import TrainerError
 from trainer.model.flex import flex_mask
-from trainer.model.kernels import absent_kernels
 from trainer.model.mask import bounds, dense_mask, mask_mod
 from trainer.model.tiles import tile_map
-from trainer.model.within import first_seen
 from trainer.training.compiled import where_it_pays
 from trainer.training.loss import Kind, chunk_tokens, head_loss
 from trainer.training.objective import choose_anchors, draw
@@ -117,7 +113,8 @@ def work_of(settings: Settings, step: DrafterStep) -> Work:
     return Work(size, settings.rows // size, settings.row_tokens, step.pass_width, step.pass_count, chunk)
 
 
-def _base(what: str, settings: Settings) -> dict[str, Any]:
+def base(what: str, settings: Settings) -> dict[str, Any]:
+    """What was run, and where."""
     device = settings.where
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {"bench": what, **asdict(settings), "device": name, "torch": torch.__version__}
@@ -151,24 +148,18 @@ def bench_step(settings: Settings) -> dict[str, Any]:
     flop = sum(product.flop for product in made) + attention_flop(shape, counts)
     alone = timing.products_s(made, step.compute_dtype, device, settings.repeats)
     return {
-        **_base("step", settings),
+        **base("step", settings),
         "ms": 1e3 * seconds,
         "context_tok_s": settings.context_tokens / seconds,
         "anchors_s": int(blocks.keep.sum()) / seconds,
-        "tflop": flop / 1e12,
         "tflop_attention": attention_flop(shape, counts) / 1e12,
-        "tflop_s": flop / 1e12 / seconds,
-        "products_ms": 1e3 * alone,
-        "share": alone / seconds,
-        "cubed_tflop_s": timing.cubed_tflops(device, settings.repeats),
-        "peak_gib": peak,
-        "peak_beyond_state_gib": None if peak is None or held is None else peak - held,
+        **against_products(flop, seconds, alone, held, peak, settings),
         "parameters": sum(each.numel() for each in step.drafter.parameters()),
         "formula": FORMULA,
     }
 
 
-def _against_products(
+def against_products(
     flop: float, seconds: float, alone: float, held: float | None, peak: float | None, settings: Settings
 ) -> dict[str, Any]:
     """What every bench tells of a part beside its own matrix products.
@@ -210,11 +201,11 @@ def bench_loss(settings: Settings) -> dict[str, Any]:
     alone = timing.products_s(made, step.compute_dtype, device, settings.repeats)
     flop = sum(product.flop for product in made)
     return {
-        **_base("loss", settings),
+        **base("loss", settings),
         "rows_of_logits": blocks * slots,
         "vocabulary": shape.vocabulary,
         "ms": 1e3 * seconds,
-        **_against_products(flop, seconds, alone, held, peak, settings),
+        **against_products(flop, seconds, alone, held, peak, settings),
         "formula": "2*M*K*N for hidden times head and its gradient times head, chunk by chunk",
     }
 
@@ -227,7 +218,7 @@ def bench_mask(settings: Settings) -> dict[str, Any]:
     anchors, keep = choose_anchors(batch.rows, uniform, settings.width, settings.width)
     queries = settings.width * shape.block
     keys = settings.row_tokens + queries
-    found: dict[str, Any] = {**_base("mask", settings), "queries_a_row": queries, "keys_a_row": keys}
+    found: dict[str, Any] = {**base("mask", settings), "queries_a_row": queries, "keys_a_row": keys}
     for name, window in (("full", None), ("sliding", shape.window)):
         rule = bounds(anchors, keep, batch.rows.doc_start, shape.block, window)
         create = partial(where_it_pays(create_block_mask, anchors), mask_mod(rule), settings.rows, None)
@@ -244,66 +235,3 @@ def bench_mask(settings: Settings) -> dict[str, Any]:
         found[f"{name}_tiles_of"] = partly.numel()
         found[f"{name}_pairs"] = pairs(rule)
     return found
-
-
-def asked_of(settings: Settings) -> tuple[str, bool]:
-    """Attention and compiling of the bench's target: as wished, else as a run would choose."""
-    cuda = settings.where.type == "cuda"
-    wish = settings.compile
-    return settings.attention or ("flex" if cuda else "sdpa"), cuda if wish is None else wish
-
-
-def bench_target(settings: Settings) -> dict[str, Any]:
-    """The target's prefill up to its last tap.
-
-    Raises:
-        TrainerError: it cannot be run as wished, and another way's figures would mislead.
-    """
-    shape, device = SHAPES[settings.shape], settings.where
-    target, prefill = make_target(shape, device), asked_of(settings)
-    target.prefill.attention, target.prefill.compile = prefill
-    layers = target.taps[-1] + 1
-    size = (settings.rows, settings.row_tokens)
-    tokens = torch.randint(1024, size, device=device)
-    documents = documents_of(*size, settings.documents or 1).to(device)
-    positions = torch.arange(settings.row_tokens, device=device) - first_seen(documents, None)
-    single = settings.documents in (None, 1)
-    step_rows = settings.micro_rows or settings.rows
-
-    def whole() -> None:
-        for start in range(0, settings.rows, step_rows):
-            part = slice(start, start + step_rows)
-            target.states(tokens[part], positions[part], documents[part], single=single)
-
-    held = timing.reset_peak(device)
-    seconds = timing.timed(whole, device, settings.repeats, warmup=1)
-    peak = timing.peak_gib(device)
-    if not target.prefill.ready or (target.prefill.attention, target.prefill.compile) != prefill:
-        raise TrainerError(
-            f"attention {prefill[0]}, compile {prefill[1]} does not work here, see above",
-            where="bench target",
-            next="choose another way: --attention sdpa, --no-compile",
-        )
-    made = target_products(shape, step_rows * settings.row_tokens, layers)
-    micro = settings.rows // step_rows
-    alone = micro * timing.products_s(made, target.dtype, device, settings.repeats)
-    seen = causal_pairs(documents)
-    attention = 4 * shape.target_heads * shape.head_size * seen * layers  # two products forward
-    flop = micro * sum(product.flop for product in made) + attention
-    return {
-        **_base("target", settings),
-        "attention": prefill[0],
-        "compile": prefill[1],
-        "documents": settings.documents or 1,
-        "layers_run": layers,
-        "pairs": seen,
-        "ms": 1e3 * seconds,
-        "tok_s": settings.context_tokens / seconds,
-        **_against_products(flop, seconds, alone, held, peak, settings),
-        "absent_kernels": absent_kernels(),
-        "formula": "2*M*K*N for q, k, v, o, gate, up, down of the layers up to the last tap; attention: "
-        "4 * heads * head size for each pair of a token and one that it sees in its document; no head",
-    }
-
-
-BENCHES = {"step": bench_step, "loss": bench_loss, "mask": bench_mask, "target": bench_target}

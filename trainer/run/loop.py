@@ -36,7 +36,8 @@ from trainer.topology.together import LONG_S
 from trainer.topology.work import Bad, Work
 from trainer.training.bad_steps import BadSteps
 from trainer.training.loss import Sums
-from trainer.training.optim import DrafterOptimizer, lr_factor
+from trainer.training.optim import DrafterOptimizer
+from trainer.training.schedule import lr_factor
 from trainer.training.step import DrafterStep
 
 SAVE_RESERVE_S = 3.0

@@ -1,5 +1,4 @@
-"""AdamW over float32 masters, parameter groups that cover everything once, and the learning rate over the
-run.
+"""An optimizer step over float32 masters: averaging, clipping and one algorithm for each parameter group.
 
 A step with a non-finite gradient changes nothing: no weight, no moment, no step count. Whether it is one is
 decided where the gradient is and never read by the host, which learns of it later (bad_steps.py).
@@ -7,53 +6,17 @@ decided where the gradient is and never read by the host, which learns of it lat
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from trainer.config import Optimizer as OptimizerSection
-from trainer.config import ParameterGroup, Schedule
+from trainer.config import ParameterGroup
 from trainer.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Assigned:
-    """One parameter and the group that trains it."""
-
-    name: str
-    shape: tuple[int, ...]
-    group: ParameterGroup
-
-
-def assign_groups(
-    parameters: Iterable[tuple[str, Tensor]], groups: Sequence[ParameterGroup]
-) -> list[Assigned]:
-    """Which group trains which parameter.
-
-    Raises:
-        ConfigError: a parameter is in no group, or in two; or a group has none.
-    """
-    where = "train.optimizer.groups"
-    assigned = []
-    for name, tensor in parameters:
-        matching = [group for group in groups if any(fnmatchcase(name, pattern) for pattern in group.match)]
-        if len(matching) != 1:
-            found = " and ".join(group.name for group in matching) or "no group"
-            raise ConfigError(
-                f"parameter {name} is in {found}; it must be in exactly one",
-                where=where,
-                next="mend the patterns under match",
-            )
-        assigned.append(Assigned(name, tuple(tensor.shape), matching[0]))
-    for group in groups:
-        if not any(each.group is group for each in assigned):
-            raise ConfigError(f"group {group.name} matches no parameter", where=where)
-    return assigned
+from trainer.training.groups import assign_groups
 
 
 @dataclass(frozen=True)
@@ -293,21 +256,3 @@ def _step_unless(bad: Tensor, divisor: Tensor, algorithm: torch.optim.Optimizer)
     algorithm.step()
     for member, old in zip(members, before, strict=True):
         member.copy_(torch.where(bad, old, member))
-
-
-def lr_factor(schedule: Schedule, step: int, progress: float, warmup_steps: int) -> float:
-    """The learning rate over its peak.
-
-    Args:
-        step: counted from 0.
-        progress: share of the run that is over, 0 to 1: by steps or, when the budget is time, by the clock.
-    """
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    progress = min(max(progress, 0.0), 1.0)
-    if schedule.kind == "cosine":
-        shape = 0.5 * (1 + math.cos(math.pi * progress))
-    else:
-        rest = 1 - schedule.constant_share
-        shape = 1.0 if progress <= schedule.constant_share or rest == 0 else (1 - progress) / rest
-    return schedule.floor + (1 - schedule.floor) * shape
