@@ -21,7 +21,7 @@ from trainer.checkpoint import optimizer_state
 from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import Refused
 from trainer.model.drafter import Drafter
-from trainer.training.captured_update import CapturedUpdates, captured_update
+from trainer.training.captured_update import CapturedUpdates, captured_update, place_aside
 from trainer.training.execution import Execution
 from trainer.training.optim import DrafterOptimizer
 
@@ -164,6 +164,49 @@ def test_moments_that_were_loaded_lie_elsewhere_and_are_what_is_trained() -> Non
         for number in range(7, 12):
             case.step(number, update)
     assert_same(eager.state(), other.state())
+
+
+def test_an_update_without_a_gradient_stays_eager_for_it_will_lie_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Counting, "made", [])
+    eager, other, updates = Case(), Case(), CapturedUpdates(Counting)
+    for number in range(6):
+        for case in (eager, other):
+            case.fill(number)
+            next(case.module.parameters()).grad = None
+        wanted = eager.optimizer.step(0.5, torch.tensor(2.0))
+        assert torch.equal(other.optimizer.step(0.5, torch.tensor(2.0), updates), wanted)
+    assert_same(eager.state(), other.state())
+    assert not Counting.made
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "free", "available", "where"),
+    [
+        ("cuda", 4, 8, 0, "cuda"),
+        ("cuda", 5, 8, 5, "cpu"),
+        ("cuda", 5, 8, None, "cpu"),
+        ("cpu", 5, 8, 9, "cpu"),
+        ("cuda", 5, 8, 4, None),
+    ],
+)
+def test_weights_and_moments_are_kept_where_there_is_room(
+    device: str,
+    size: int,
+    free: int,
+    available: int | None,
+    where: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer.training.captured_update.free_memory", lambda device: free << 30)
+    known = None if available is None else available << 30
+    monkeypatch.setattr("trainer.training.captured_update.available_memory", lambda: known)
+    if where is not None:
+        assert place_aside(size << 30, torch.device(device)) == torch.device(where)
+        return
+    with pytest.raises(Refused, match=r"5\.00 GiB are needed .* captured; 4\.00 GiB of memory are available"):
+        place_aside(size << 30, torch.device(device))
 
 
 @pytest.mark.parametrize(("groups", "captured"), [(ALL, True), (MUON, False)])

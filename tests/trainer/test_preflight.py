@@ -18,6 +18,8 @@ from test_kill_and_resume import section
 from tiny_models import save_target
 
 from trainer import config as configs
+from trainer.checkpoint.optimizer_state import moments, whole_shapes
+from trainer.checkpoint.writer import Writer
 from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import Refused
 from trainer.machine import available_memory
@@ -27,7 +29,7 @@ from trainer.run.loop import Trainer
 from trainer.run.progress import Clock
 from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
-from trainer.training.optim import DrafterOptimizer
+from trainer.training.optim import DrafterOptimizer, Share
 
 
 @pytest.fixture
@@ -172,6 +174,68 @@ def test_the_rehearsal_leaves_everything_as_it_was(
     train(made, tmp_path / "run")
     before, after = seen
     assert all(torch.equal(before[name], after[name]) for name in before) and len(before) == 26
+
+
+def test_only_a_rank_that_saves_keeps_copies_in_host_memory(
+    made: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[Writer] = []
+    real, called = Trainer.prepare, preflight.check_host_memory
+    needed: list[bool] = []
+
+    def prepare(self: Trainer) -> None:
+        others = Writer(self.files.folder / "checkpoints", 2, writes=False)
+        mine, self.writer = self.writer, others
+        real(self)  # as a rank whose checkpoints another one writes
+        self.writer = mine
+        real(self)
+        writers.extend([others, mine])
+        assert mine.copies is not None
+        names = {each.name for each in self.optimizer.assigned}
+        held = [name.rpartition("|") for name in mine.copies._buffers]
+        assert names == {name for moment, _, name in held if moment not in ("", "rng")}  # moments of all
+        assert names == {name for moment, _, name in held if not moment}
+
+    def check(optimizer: DrafterOptimizer, on_host: bool, saves: bool) -> None:
+        needed.append(saves)
+        called(optimizer, on_host, saves)
+
+    monkeypatch.setattr(Trainer, "prepare", prepare)
+    monkeypatch.setattr(preflight, "check_host_memory", check)
+    train(made, tmp_path / "run")
+    assert needed == [False, True] and writers[0].copies is None
+    with pytest.raises(RuntimeError, match="another rank writes"):
+        writers[0].start(1, None, None, {}, False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("on_host", "saves", "needed"), [(False, True, 3), (False, False, 1), (True, False, 4)]
+)
+def test_memory_is_counted_for_what_a_rank_keeps(
+    make_drafter: Callable[..., Drafter],
+    monkeypatch: pytest.MonkeyPatch,
+    on_host: bool,
+    saves: bool,
+    needed: int,
+) -> None:
+    optimizer = DrafterOptimizer(make_drafter(), Optimizer())
+    weights, _ = preflight.trained_bytes(optimizer)
+    monkeypatch.setattr(preflight, "available_memory", lambda: needed * weights)
+    preflight.check_host_memory(optimizer, on_host, saves)
+    monkeypatch.setattr(preflight, "available_memory", lambda: needed * weights - 1)
+    with pytest.raises(Refused, match="of memory are needed"):
+        preflight.check_host_memory(optimizer, on_host, saves)
+
+
+def test_room_for_shared_moments_is_that_of_whole_ones(make_drafter: Callable[..., Drafter]) -> None:
+    drafter, other = make_drafter(), make_drafter()
+    whole, share = (
+        DrafterOptimizer(each, Optimizer(), part) for each, part in ((drafter, None), (other, Share(0, 3)))
+    )
+    for optimizer in (whole, share):
+        optimizer.step(0.0, torch.tensor(1.0))
+    wanted = {name: value.shape for name, value in moments(whole).items()}
+    assert whole_shapes(whole) == whole_shapes(share) == wanted
 
 
 def test_available_memory_is_the_least_of_machine_and_cgroup(tmp_path: Path) -> None:

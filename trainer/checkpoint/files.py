@@ -71,13 +71,18 @@ def generators() -> dict[str, Tensor]:
     return states
 
 
+def to_host(name: str, tensor: Tensor) -> Tensor:
+    """A copy of its own in host memory."""
+    return tensor.detach().cpu().clone()
+
+
 def take(
     step: int,
     drafter: Drafter,
     optimizer: DrafterOptimizer,
     facts: dict[str, Any],
     best: bool = False,
-    keep: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor.detach().cpu().clone(),
+    keep: Callable[[str, Tensor], Tensor] = to_host,
 ) -> Snapshot:
     """A snapshot of now. `keep(name, tensor)` gives the copy in host memory. Where each rank has a share of
     the optimizer, all others `optimizer_state.give` theirs meanwhile.

@@ -49,6 +49,19 @@ def whole_moments(optimizer: DrafterOptimizer) -> Iterator[tuple[str, Tensor]]:
         yield from ((f"{key}{SEPARATOR}{name}", piece) for name, piece in zip(names, pieces, strict=True))
 
 
+def whole_shapes(optimizer: DrafterOptimizer) -> dict[str, torch.Size]:
+    """The shapes of `whole_moments`, as far as there are moments, without putting them together."""
+    pieces = {
+        each.name: (master.shape, torch.Size(each.shape))
+        for each, master in zip(optimizer.assigned, optimizer.masters, strict=True)
+    }
+    found = {}
+    for name, value in moments(optimizer).items():
+        piece, whole = pieces[name.partition(SEPARATOR)[2]]
+        found[name] = whole if value.shape == piece else value.shape
+    return found
+
+
 def give(optimizer: DrafterOptimizer) -> None:
     """What an owner does while another one takes `whole_moments`."""
     for _ in whole_moments(optimizer):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,17 @@ class HostCopies:
 
     def __call__(self, name: str, tensor: Tensor) -> Tensor:
         """A copy that is complete after `wait`; it overwrites the last one of this name."""
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._buffers[name] = buffer
         if tensor.is_cuda:
             self._devices.add(tensor.device)
-        return buffer.copy_(tensor.detach(), non_blocking=True)
+        return self.reserve(name, tensor.shape, tensor).copy_(tensor.detach(), non_blocking=True)
+
+    def reserve(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Where copies of `name` will lie, of this shape and otherwise `like` this."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != torch.Size(shape) or buffer.dtype != like.dtype:
+            buffer = torch.empty(torch.Size(shape), dtype=like.dtype, pin_memory=like.is_cuda)
+            self._buffers[name] = buffer
+        return buffer
 
     def wait(self) -> None:
         """Until every copy is complete."""
@@ -53,7 +57,7 @@ class Writer:
     def __init__(self, root: Path, keep: int, writes: bool = True) -> None:
         """
         Args:
-            writes: False: another rank of this run does; this one only makes the same copies.
+            writes: False: another rank of this run does, and this one has no copies in host memory.
         Raises:
             ConfigError: another process writes there.
         """
@@ -63,7 +67,7 @@ class Writer:
         if writes:
             self._lock = _lock(root.parent / "trainer.lock")
             checkpoint.sweep(root)
-        self.copies = HostCopies()
+        self.copies = HostCopies() if writes else None
         self._thread: threading.Thread | None = None
         self._step = 0
         self._done: list[tuple[int, Path | BaseException]] = []
@@ -78,6 +82,8 @@ class Writer:
         """Copy now, write in the background; the outcome comes from `outcomes`."""
         if self.busy:
             raise RuntimeError(f"the checkpoint of step {self._step} is still being written")
+        if self.copies is None:
+            raise RuntimeError("another rank writes the checkpoints of this run")
         snapshot = checkpoint.take(step, drafter, optimizer, facts, best, self.copies)
         self.copies.wait()
         self._step = step

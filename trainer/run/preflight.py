@@ -53,16 +53,17 @@ def check_disk(root: Path, keep: int, each: int) -> str:
     return f"disk: {gib(max(0, needed))} for {told}; {gib(free)} are free"
 
 
-def check_host_memory(optimizer: DrafterOptimizer, on_host: bool) -> None:
+def check_host_memory(optimizer: DrafterOptimizer, on_host: bool, saves: bool = True) -> None:
     """Room for what training surely takes, before it is taken: a process that the kernel ends says nothing.
 
     Args:
         on_host: gradients and moments are in host memory too, not on a GPU.
+        saves: False: another rank writes the checkpoints; this one has a copy of its weights for a moment.
     Raises:
         Refused: with what is needed and what is available.
     """
     weights, moments = trained_bytes(optimizer)
-    needed = weights + moments  # the copy that checkpoints are written from
+    needed = weights + (moments if saves else 0)  # the copy that checkpoints are written from
     if on_host:
         owners = 1 if optimizer.share is None else optimizer.share.size
         needed += weights + -(-moments // owners)  # gradients, and the moments themselves

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import files as checkpoint
-from trainer.checkpoint.optimizer_state import forget, moments
+from trainer.checkpoint.optimizer_state import forget, moments, whole_shapes
 from trainer.checkpoint.writer import HostCopies, Writer
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
@@ -47,7 +47,8 @@ def prepare(
     Raises:
         Refused: with the figure that fails. DataError: the data has too many bad rows.
     """
-    preflight.check_host_memory(optimizer, parts.target.device.type == "cpu")
+    saves = writer.copies is not None
+    preflight.check_host_memory(optimizer, parts.target.device.type == "cpu", saves)
     say(preflight.check_disk(writer.root, config.checkpoint.keep, preflight.checkpoint_bytes(optimizer)))
     batch, uniform = first_batch(config, data, order, parts.target)
     size = config.micro_rows or config.batch_rows
@@ -97,18 +98,26 @@ def check_target(config: TrainConfig, target: Target, data: Dataset, order: Orde
 
 
 def rehearse(
-    step: DrafterStep, optimizer: DrafterOptimizer, copies: HostCopies, batch: Batch, uniform: Tensor
+    step: DrafterStep,
+    optimizer: DrafterOptimizer,
+    copies: HostCopies | None,
+    batch: Batch,
+    uniform: Tensor,
 ) -> None:
-    """A whole step with every token trained on, and the copy for a checkpoint; then all is as it was."""
+    """A whole step with every token trained on, and room for the copies that checkpoints are written from
+    (None: another rank's); then all is as it was.
+    """
     drafter = step.drafter.train()
     rows = dataclasses.replace(batch.rows, supervised=torch.ones_like(batch.rows.supervised))
-    before = checkpoint.take(0, drafter, optimizer, {}, keep=copies)
-    copies.wait()
+    before = checkpoint.take(0, drafter, optimizer, {}, keep=copies or checkpoint.to_host)
+    if copies is not None:
+        copies.wait()
     replays = step.config.objective.replays  # as training will: a graph is captured for that number
     sums = step.gradients(Batch(rows, batch.states), [uniform] * replays)
     optimizer.step(0.0, sums.weight)
-    for name, tensor in moments(optimizer).items():
-        copies(name, tensor)
-    copies.wait()
+    if copies is not None:
+        shapes = whole_shapes(optimizer)
+        for name, tensor in moments(optimizer).items():
+            copies.reserve(name, shapes[name], tensor).zero_()  # else the memory is only promised
     forget(optimizer, before.weights)
     checkpoint.restore_generators(before.state)

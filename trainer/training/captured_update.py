@@ -12,10 +12,13 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from trainer.errors import Refused
+from trainer.machine import available_memory
 from trainer.training.graphs import WARMUP, Graph, Replayable, hold
 from trainer.training.optim import DrafterOptimizer
 
 SAMPLE = 1 << 16  # elements of each tensor that are compared
+ROOM = 0.5  # of a device's free memory, for what is kept aside; the capture itself wants some, too
 
 Places = tuple[int, ...]
 
@@ -31,6 +34,8 @@ class CapturedUpdates:
     def __call__(self, optimizer: DrafterOptimizer, weight: Tensor) -> Tensor:
         """`optimizer.update`, by replay where it can be. Raises Refused."""
         places = _places(optimizer)
+        if places is None:
+            return optimizer.update(weight)
         if places in self._graphs:
             return self._graphs[places]([weight])[0]
         norm = optimizer.update(weight)
@@ -40,13 +45,12 @@ class CapturedUpdates:
         return norm
 
 
-def _places(optimizer: DrafterOptimizer) -> Places:
-    """Where all lies that an update touches; 0: a gradient that is not there."""
-    gradients = [parameter.grad for parameter in optimizer.parameters]
-    return (
-        *(0 if each is None else each.data_ptr() for each in gradients),
-        *(each.data_ptr() for each in optimizer.held().values()),
-    )
+def _places(optimizer: DrafterOptimizer) -> Places | None:
+    """Where all lies that an update touches; None: a gradient is not there, and lies elsewhere every time."""
+    gradients = [each.grad for each in optimizer.parameters if each.grad is not None]
+    if len(gradients) < len(optimizer.parameters):
+        return None
+    return tuple(each.data_ptr() for each in [*gradients, *optimizer.held().values()])
 
 
 @torch.no_grad()
@@ -56,10 +60,11 @@ def captured_update(
     """[weight] -> [norm] by replay. The gradients are used up; weights, moments and rates stay as they are.
 
     Raises:
-        Refused: with what differs and by how much.
+        Refused: with what differs and by how much; or there is no room to keep what is there meanwhile.
     """
     held = optimizer.held()
-    before = {name: each.to("cpu", copy=True) for name, each in held.items()}
+    aside = place_aside(sum(each.nbytes for each in held.values()), weight.device)
+    before = {name: each.to(aside, copy=True) for name, each in held.items()}
 
     def back() -> None:
         for name, each in held.items():
@@ -86,6 +91,31 @@ def captured_update(
         old = was[name].to(found[name].device)
         hold(f"the change of {name}", found[name] - old, wanted[name] - old)
     return made
+
+
+def place_aside(size: int, device: torch.device) -> torch.device:
+    """Where so many bytes are kept for a moment: on the device if they leave half of its room, else the host.
+
+    Raises:
+        Refused: neither has room; the kernel would end the process without a word.
+    """
+    if device.type == "cuda" and size <= ROOM * free_memory(device):
+        return device
+    available = available_memory()
+    if available is not None and size > available:
+        raise Refused(
+            f"{size / 2**30:.2f} GiB are needed for weights and moments while the update is captured; "
+            f"{available / 2**30:.2f} GiB of memory are available",
+            where="train.execution: captured",
+            next="use execution: compiled, or a machine or container with more memory",
+        )
+    return torch.device("cpu")
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that torch can still give out on a GPU: what is free there, and what it holds unused."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
 
 
 def _other_data(optimizer: DrafterOptimizer) -> None:
