@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from unproven import did_not_run
+
+from trainer.bench.measure import Settings, make_step
+from trainer.bench.shapes import SHAPES, batch_of
+from trainer.training.objective import make_blocks
+
+pytestmark = pytest.mark.filterwarnings("ignore:flash_attn is not found:UserWarning")  # SpecForge's word
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -31,14 +38,35 @@ def program() -> Any:
     return module
 
 
+TOY = [
+    "--shape",
+    "toy",
+    "--context-tokens",
+    "128",
+    "--row-tokens",
+    "32",
+    "--anchors",
+    "24",
+    "--device",
+    "cpu",
+]
+ABSENT = "not importable here"
+
+
+def settings(**more: Any) -> Settings:
+    return Settings("toy", 128, 32, 24, device="cpu", precision="float32", repeats=1, **more)
+
+
+def importable(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
 @pytest.mark.soak  # docs/performance.md shows the same command, and its block runs in tests/docs
-def test_both_run_beside_each_other_and_who_does_not_is_named() -> None:
-    if importlib.util.find_spec("speculators") is None:
+def test_all_run_beside_each_other_and_who_does_not_is_named() -> None:
+    if not importable("speculators"):
         did_not_run("speculators is not installed: pip install --no-deps speculators==0.9.0")
-    sizes = ["--context-tokens", "128", "--row-tokens", "32", "--anchors", "24"]
-    words = ["--shape", "toy", *sizes, "--device", "cpu", "--repeats", "1"]
     done = subprocess.run(
-        [sys.executable, str(REPOSITORY / "bench" / "peers.py"), *words],
+        [sys.executable, str(REPOSITORY / "bench" / "peers.py"), *TOY, "--repeats", "1"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -46,12 +74,96 @@ def test_both_run_beside_each_other_and_who_does_not_is_named() -> None:
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.strip().splitlines()[-1])
-    for name in ("ours", "speculators"):
+    there = ["ours", "speculators", *(["specforge"] if importable("specforge") else [])]
+    for name in there:
         found = figures["found"][name]
         assert found["context_tok_s"] == pytest.approx(128 / found["ms"] * 1e3)
-    ratio = figures["found"]["speculators"]["ms"] / figures["found"]["ours"]["ms"]
-    assert figures["ours_over"]["speculators"]["context_tok_s"] == pytest.approx(ratio)
-    assert "specforge    DID NOT RUN" in done.stdout
+        assert found["anchors"] == 24
+    for name in there[1:]:
+        ratio = figures["found"][name]["ms"] / figures["found"]["ours"]["ms"]
+        assert figures["ours_over"][name]["context_tok_s"] == pytest.approx(ratio)
+    if "specforge" not in there:
+        assert f"specforge    DID NOT RUN: {ABSENT}" in done.stdout
+
+
+@pytest.mark.parametrize("micro_rows", [None, 2])
+def test_specforge_takes_part_where_it_is_importable(program: Any, micro_rows: int | None) -> None:
+    found = program.measured("specforge", settings(micro_rows=micro_rows))
+    if not importable("specforge"):
+        assert found.startswith(ABSENT) and "PYTHONPATH=/path/to/SpecForge" in found
+        return
+    assert found["anchors"] == 24 and found["peak_gib"] is None
+    assert found["context_tok_s"] == pytest.approx(128 / found["ms"] * 1e3)
+
+
+@pytest.mark.parametrize("size", [4, 2])
+def test_specforge_does_the_same_work_as_we_do(program: Any, size: int) -> None:
+    """With our weights and its anchors: the same gradients, of the average over the whole batch."""
+    theirs, shape, cpu, asked = sys.modules["peers_specforge"], SHAPES["toy"], torch.device("cpu"), settings()
+    if not importable("specforge"):
+        with pytest.raises(program.Absent, match=ABSENT):
+            theirs.wrapped_drafter(shape, asked.width, cpu)
+        return
+    step, model = make_step(asked), theirs.wrapped_drafter(shape, asked.width, cpu)
+    model.draft_model.load_state_dict(step.drafter.state_dict())
+    model.lm_head.weight.data.copy_(step.head)
+    model.embed_tokens.weight.data.copy_(step.target.embedding.weight)
+    batch = batch_of(shape, asked.rows, asked.row_tokens, cpu)
+    parts = [batch.part(slice(start, start + size)) for start in range(0, asked.rows, size)]
+    torch.manual_seed(3)
+    theirs.gradients_of(model, batch, size)
+    torch.manual_seed(3)
+    drawn = [model._sample_anchor_positions(32, part.rows.supervised.long(), cpu) for part in parts]
+    anchors, keep = (torch.cat(each) for each in zip(*drawn, strict=True))
+    blocks = make_blocks(batch.rows, anchors, keep, shape.block, 7.0, 0)
+    sums = step._sums(batch, blocks, step.context(batch))
+    (sums.loss / sums.weight).backward()
+    found = dict(model.draft_model.named_parameters())
+    for name, ours in step.drafter.named_parameters():
+        torch.testing.assert_close(found[name].grad, ours.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_who_is_absent_is_told_how_to_be_brought(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install --no-deps speculators" in program.measured("speculators", settings())
+    assert program.measured("specforge", settings()).startswith(ABSENT)
+
+
+def test_a_peer_that_fails_takes_nobody_along_and_is_no_success(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(asked: Any) -> Any:
+        raise ValueError("its own fault\nand more")
+
+    monkeypatch.setattr(program, "PEERS", {"ours": program.ours, "other": failing})
+    monkeypatch.setattr(sys, "argv", ["peers.py", *TOY, "--repeats", "1"])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    told = capsys.readouterr()
+    assert ended.value.code == 1 and "other        DID NOT RUN: ValueError: its own fault\n" in told.out
+    found = json.loads(told.out.strip().splitlines()[-1])["found"]
+    assert found["ours"]["anchors"] == 24 and found["other"] == "ValueError: its own fault"
+    assert "Traceback" in told.err
+    monkeypatch.setattr(program, "PEERS", {"ours": failing})
+    with pytest.raises(ValueError, match="its own fault"):  # without ours there is nothing to compare with
+        program.main()
+
+
+def test_float32_masters_take_steps_that_bfloat16_weights_would_lose(program: Any) -> None:
+    """Both are AdamW with clipping: a step of 1e-4 is less than the spacing of bfloat16 near 1."""
+    weights = {}
+    for masters, dtype in ((False, torch.float32), (True, torch.float32), (True, torch.bfloat16)):
+        model = torch.nn.Linear(4, 1, bias=False).to(dtype)
+        torch.nn.init.ones_(model.weight)
+        step = program.updated(model, lambda model=model: model.weight.sum().backward(), masters=masters)
+        for _ in range(50):
+            step()
+        assert model.weight.grad is None
+        weights[masters, dtype] = model.weight.detach().float()
+    plain = weights[False, torch.float32]
+    torch.testing.assert_close(plain, torch.full((1, 4), 0.995), rtol=0, atol=1e-4)
+    torch.testing.assert_close(weights[True, torch.float32], plain)
+    torch.testing.assert_close(weights[True, torch.bfloat16], plain.bfloat16().float())
 
 
 def test_ratios_are_ours_over_theirs_and_leave_out_what_did_not_run(program: Any) -> None:
