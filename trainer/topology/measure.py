@@ -1,7 +1,7 @@
 """What one GPU (or this CPU) does with a recipe's target and drafter, in about a minute: rates for plan.py.
 
 Tokens are random and rows are one document each: neither changes how long a frozen target or a drafter of
-fixed shapes takes.
+fixed shapes takes. There are as many rows as a rank has of a batch when all GPUs are colocated.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from trainer.config import TrainConfig
 from trainer.data.packing import Rows
 from trainer.model.ends import bytes_of, ends_bytes
 from trainer.model.target import States
+from trainer.run.preflight import trained_bytes
 from trainer.run.setup import Assembled, Say, assemble
 from trainer.topology.plan import Rates
 from trainer.topology.start import part_of
@@ -49,7 +50,8 @@ def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> 
     if gpus is None:
         gpus = torch.cuda.device_count() if cuda else config.layout.targets + config.layout.drafters
     full = config.objective.labels != "data"
-    part = rows[slice(0, config.micro_rows or config.batch_rows)]
+    # What a colocated rank does at a step: the target reads its whole share, the drafter goes through it.
+    part = rows[slice(0, -(-config.batch_rows // gpus))]
 
     def prefill() -> None:
         parts.target.states(part.tokens, part.positions, part.documents, full=full)
@@ -61,7 +63,7 @@ def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> 
     states = parts.target.states(part.tokens, part.positions, part.documents, full=full)
     width = len(parts.target.taps) * parts.target.hidden_size
     per_token = (width + (parts.target.hidden_size if full else 0)) * states.taps.element_size()
-    drafter_rate, optimizer_s, used = _drafter(config, parts, part, states, seconds)
+    drafter_rate, optimizer_s, used, kept = _drafter(config, parts, part, states, seconds)
     drafter_bytes = max(float(mine), used - whole)
     split = dataclasses.replace(config, topology="split")
     held = whole if part_of(0, split) == "all" else ends_bytes(parts.target)
@@ -86,6 +88,8 @@ def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> 
         slots=config.layout.queue + 1,
         gpus=gpus,
         moment_bytes=_shared_moments(config, parts),
+        target_pass_bytes=target_bytes - whole,
+        drafter_pass_bytes=0.0 if config.micro_rows else max(0.0, drafter_bytes - kept),
     )
 
 
@@ -108,13 +112,14 @@ def _random_rows(config: TrainConfig, parts: Assembled) -> Rows:
 
 def _drafter(
     config: TrainConfig, parts: Assembled, part: Rows, states: States, seconds: float
-) -> tuple[float, float, float]:
-    """Tokens a second of forward and backward on `part`, seconds of an optimizer step, and bytes in use."""
+) -> tuple[float, float, float, float]:
+    """Tokens a second of forward and backward on `part`, in passes of the recipe's `micro_rows`, seconds of
+    an optimizer step, bytes in use, and those of weights, gradients and moments.
+    """
     per_document = config.objective.anchors_per_document
     width = config.objective.anchors_per_row or min(per_document, config.data.row_tokens - 1)
-    few = dataclasses.replace(
-        config, token_budget=len(part) * config.data.row_tokens, micro_rows=None, layout=config.layout
-    )
+    size = min(config.micro_rows or len(part), len(part))
+    few = dataclasses.replace(config, token_budget=len(part) * config.data.row_tokens, micro_rows=size)
     step = DrafterStep(parts.drafter.train(), parts.target, few, width)
     optimizer = DrafterOptimizer(parts.drafter, config.optimizer)
 
@@ -128,7 +133,8 @@ def _drafter(
     step_s, used = _time(whole, seconds / 2, parts.target.device)
     gradients_s, _ = _time(gradients, seconds / 2, parts.target.device)
     parts.drafter.zero_grad(set_to_none=True)
-    return part.tokens.numel() / gradients_s, max(0.0, step_s - gradients_s), used
+    weights, moments = trained_bytes(optimizer)
+    return part.tokens.numel() / gradients_s, max(0.0, step_s - gradients_s), used, 2 * weights + moments
 
 
 def _time(work: Callable[[], object], seconds: float, device: torch.device) -> tuple[float, float]:

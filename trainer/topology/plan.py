@@ -39,12 +39,14 @@ class Rates:
     link_bytes_s: float  # from one GPU to another
     bytes_per_token: float  # of hidden states
     memory_bytes: float  # of one GPU
-    target_bytes: float  # weights, and what a batch's pass needs beside them
-    drafter_bytes: float  # weights, moments, gradients, activations, and the states of a pass; no target
+    target_bytes: float  # weights, and what reading a colocated rank's share of a batch needs beside them
+    drafter_bytes: float  # weights, moments, gradients, activations, and that share's states; no target
     held_bytes: float  # split: of the target on the first drafter: its ends or, to measure, all of it
     slots: int  # split: batches of hidden states that the drafters' memory has room for
     gpus: int
     moment_bytes: float = 0.0  # of the drafter's, what ranks may share out
+    target_pass_bytes: float = 0.0  # of the target's, what grows with the rows that it reads at once
+    drafter_pass_bytes: float = 0.0  # of the drafter's, what grows with the rows of its share
 
     def update_s(self, drafters: int) -> float:
         """What follows a batch's gradients on each of so many drafters."""
@@ -115,11 +117,14 @@ def predict(layout: Layout, rates: Rates) -> Prediction:
         "the link": batch * rates.bytes_per_token / (links * rates.link_bytes_s),
     }
     bottleneck = max(sides, key=lambda name: sides[name])
+    more = rates.gpus / layout.drafters - 1  # fewer drafters than colocated ranks: larger shares of a batch
+    target_bytes = rates.target_bytes + more * rates.target_pass_bytes
+    drafter_bytes = rates.drafter_bytes + more * rates.drafter_pass_bytes
     if layout.kind == "threads":  # the main thread tries a whole step beside the first target
-        needs = rates.target_bytes + rates.drafter_bytes
+        needs = target_bytes + drafter_bytes
     else:
         slots = rates.slots * batch / layout.drafters * rates.bytes_per_token
-        needs = max(rates.target_bytes, rates.drafter_bytes + rates.held_bytes + slots)
+        needs = max(target_bytes, drafter_bytes + rates.held_bytes + slots)
     return Prediction(layout, batch / sides[bottleneck], bottleneck, needs, rates.memory_bytes)
 
 

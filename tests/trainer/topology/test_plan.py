@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 import yaml
+from torch import Tensor
 
 from trainer import config as configs
+from trainer.config import TrainConfig
 from trainer.errors import ConfigError
+from trainer.model.target import States, Target
 from trainer.topology import planning
 from trainer.topology.measure import measure
 from trainer.topology.plan import GIB, Layout, Rates, choose, predict, ranked
+from trainer.topology.work import accumulate
+from trainer.training.loss import Sums
+from trainer.training.step import Batch
 
 # One H200: a dense 23 B target and the 27 B model's drafter, 16,384-token batches of 2,048 anchors.
 H200 = Rates(
@@ -122,6 +128,15 @@ def test_memory_is_the_fullest_gpus() -> None:
         assert predict(layout, H200).needs_bytes == 94 * GIB
 
 
+def test_fewer_drafters_than_ranks_read_and_pass_more_rows_at_once() -> None:
+    """Measured was a quarter of a batch; two drafters have half of it each."""
+    four = replace(H200, gpus=4, bytes_per_token=0.0, target_pass_bytes=8 * GIB, drafter_pass_bytes=3 * GIB)
+    assert predict(Layout("colocated", 4, 4), four).needs_bytes == 94 * GIB
+    assert predict(Layout("split", 2, 2), four).needs_bytes == (50 + 8) * GIB
+    assert predict(Layout("split", 2, 2), replace(four, target_bytes=0)).needs_bytes == (44 + 3 + 5) * GIB
+    assert predict(Layout("threads", 3, 1), four).needs_bytes == (94 + 3 * 11) * GIB
+
+
 def test_the_choice_is_explained() -> None:
     assert planning.why(ranked(replace(H200, gpus=8))) == (
         "colocated on 8: 56,985 tokens/s, held back by the target; split 5:3 would reach 98% of that"
@@ -192,13 +207,30 @@ def test_a_run_that_was_not_planned_says_nothing_of_it(tmp_path: Path) -> None:
     assert planning.against_plan(tmp_path, 1.0) is None
 
 
-def test_rates_are_measured_of_the_recipes_own_models(saved_target: Path) -> None:
+@pytest.mark.parametrize(("micro_rows", "passes"), [(None, 2), (1, 1), (4, 2)])
+def test_rates_are_measured_of_the_recipes_own_models(
+    saved_target: Path, monkeypatch: pytest.MonkeyPatch, micro_rows: int | None, passes: int
+) -> None:
+    read, learnt = set[int](), set[tuple[int, int | None]]()
+    states = Target.states
+
+    def reading(self: Target, tokens: Tensor, *others: Any, **named: Any) -> States:
+        read.add(len(tokens))
+        return states(self, tokens, *others, **named)
+
+    def learning(step: Any, config: TrainConfig, batch: Batch, *others: Any) -> Sums:
+        learnt.add((len(batch.rows), config.micro_rows))
+        return accumulate(step, config, batch, *others)
+
+    monkeypatch.setattr(Target, "states", reading)
+    monkeypatch.setattr("trainer.topology.measure.accumulate", learning)
     config = configs.load(
         {
             "target": {"path": str(saved_target)},
             "device": "cpu",
             "threads": 1,
             "token_budget": 96,
+            "micro_rows": micro_rows,
             "precision": "float32",
             "drafter": {"layers": 1, "block_size": 4, "taps": [0, 2], "mask_token": "<|mask|>"},
             "data": {"row_tokens": 24, "continuations": False, "states": "online"},
@@ -212,3 +244,6 @@ def test_rates_are_measured_of_the_recipes_own_models(saved_target: Path) -> Non
     assert rates.held_bytes > rates.gradient_bytes and rates.slots == 3  # it would measure
     assert rates.target_tokens_s > 0 and rates.drafter_tokens_s > 0 and rates.link_bytes_s > 0
     assert len(ranked(rates)) == 5
+    # A colocated rank's share of four rows on three: the target reads it whole, the drafter by micro rows.
+    assert read == {2} and learnt == {(2, passes)}
+    assert (rates.drafter_pass_bytes == 0) == (micro_rows is not None) and rates.target_pass_bytes > 0
