@@ -88,7 +88,7 @@ def test_all_run_beside_each_other_and_who_does_not_is_named() -> None:
 
 @pytest.mark.parametrize("micro_rows", [None, 2])
 def test_specforge_takes_part_where_it_is_importable(program: Any, micro_rows: int | None) -> None:
-    found = program.measured("specforge", settings(micro_rows=micro_rows))
+    found = program.measured(program.specforge, settings(micro_rows=micro_rows))
     if not importable("specforge"):
         assert found.startswith(ABSENT) and "PYTHONPATH=/path/to/SpecForge" in found
         return
@@ -125,11 +125,31 @@ def test_specforge_does_the_same_work_as_we_do(program: Any, size: int) -> None:
 
 def test_who_is_absent_is_told_how_to_be_brought(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "pip install --no-deps speculators" in program.measured("speculators", settings())
-    assert program.measured("specforge", settings()).startswith(ABSENT)
+    assert "pip install --no-deps speculators" in program.measured(program.speculators, settings())
+    assert program.measured(program.specforge, settings()).startswith(ABSENT)
 
 
-def test_a_peer_that_fails_takes_nobody_along_and_is_no_success(
+def test_shapes_that_another_one_compiled_make_none_dynamic(program: Any) -> None:
+    seen: list[list[str]] = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        held = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        seen.append([type(each.shape[0]).__name__ for each in held if isinstance(each, torch.Tensor)])
+        return graph
+
+    def shared(x: torch.Tensor) -> torch.Tensor:  # as all of them compile torch's flex_attention
+        return x.sin()
+
+    def peer(rows: int) -> Any:
+        torch.compile(shared, backend=backend)(torch.ones(rows, 3))
+        return program.Peer(lambda: None, 1)
+
+    for rows in (4, 6):
+        program.measured(lambda asked, rows=rows: peer(rows), settings())
+    assert seen == [["int"], ["int"]]
+
+
+def test_one_that_fails_takes_nobody_along_and_is_no_success(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def failing(asked: Any) -> Any:
@@ -144,9 +164,15 @@ def test_a_peer_that_fails_takes_nobody_along_and_is_no_success(
     found = json.loads(told.out.strip().splitlines()[-1])["found"]
     assert found["ours"]["anchors"] == 24 and found["other"] == "ValueError: its own fault"
     assert "Traceback" in told.err
-    monkeypatch.setattr(program, "PEERS", {"ours": failing})
-    with pytest.raises(ValueError, match="its own fault"):  # without ours there is nothing to compare with
-        program.main()
+
+
+def test_specforge_is_measured_with_all_rows_and_with_as_many_as_wished(program: Any) -> None:
+    def rows(entrants: dict[str, Any]) -> dict[str, int | None]:
+        return {name: asked.micro_rows for name, (_, asked) in entrants.items()}
+
+    each = {"ours": None, "speculators": None, "specforge": None}
+    assert rows(program.entrants(settings())) == each
+    assert rows(program.entrants(settings(micro_rows=2))) == {**each, "specforge/2": 2}
 
 
 def test_float32_masters_take_steps_that_bfloat16_weights_would_lose(program: Any) -> None:
