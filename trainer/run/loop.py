@@ -1,4 +1,4 @@
-"""The training loop: steps, what is measured and saved between them, and what is checked before the first.
+"""The training loop: steps, and when to report, to measure and to save between them.
 
 Which rows a step reads, their anchors and noise are functions of seed, step and place in the batch. So a
 run that goes on from a checkpoint does what it would have done, on however many processes.
@@ -17,15 +17,14 @@ from trainer.checkpoint.resume import Progress
 from trainer.checkpoint.writer import Writer
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.errors import Stopped, TrainerError
+from trainer.errors import Stopped
 from trainer.evaluation.evaluator import Evaluator
 from trainer.run.agreement import Agreement
-from trainer.run.bad_rows import newly_bad
-from trainer.run.console import Console, Standing, duration
+from trainer.run.console import Console
 from trainer.run.looks import Looks
-from trainer.run.preflight import peaks
 from trainer.run.progress import Clock, Every, Tally
 from trainer.run.rehearsal import prepare
+from trainer.run.reporting import Reporter
 from trainer.run.runfiles import RunFiles
 from trainer.run.saver import Saver
 from trainer.run.setup import Assembled
@@ -68,7 +67,7 @@ class Trainer:
         """
         self.config, self.files, self.console, self.parts = config, files, console, parts
         self.data, self.optimizer, self.evaluator, self.facts = data, optimizer, evaluator, facts
-        self.trackers, self.ranks = trackers, ranks
+        self.ranks = ranks
         width = config.objective.anchors_per_row
         self.width = width or data.needed_width(config.objective.anchors_per_document)
         self.step = DrafterStep(parts.drafter, parts.target, config, self.width)
@@ -80,11 +79,13 @@ class Trainer:
         self.progress = Progress()
         self.clock = Clock(config.budget.steps, None, time.monotonic())
         self.writer = Writer(files.folder / "checkpoints", config.checkpoint.keep, self.saves)
-        self.bad_steps, self.told_bad_steps = BadSteps(config.optimizer.max_bad_steps), 0
-        self.looks = Looks(config, files, parts, evaluator, self.say, self._record)
+        self.bad_steps = BadSteps(config.optimizer.max_bad_steps)
+        self.reporter = Reporter(config, files, console, trackers, len(data.rows))
+        self.reporter.start(self.progress, self.clock, self.bad_steps)
+        self.looks = Looks(config, files, parts, evaluator, self.say, self.reporter.record)
         self.work: Work | None = None  # from `start` on
         self.first_step = 0  # of this life of the run
-        self.saver = Saver(files, self.writer, parts.drafter, optimizer, self.say, self._record)
+        self.saver = Saver(files, self.writer, parts.drafter, optimizer, self.say, self.reporter.record)
         self.agreement: Agreement | None = None  # where the optimizer is shared out
 
     @property
@@ -123,11 +124,11 @@ class Trainer:
         """
         self.progress, self.first_step = progress, progress.step
         self.bad_steps = BadSteps(self.config.optimizer.max_bad_steps, *progress.bad_steps)
-        self.told_bad_steps = self.bad_steps.total
         self.files.step = progress.step or None
         self.saver.start(progress)
         total = None if seconds is None else progress.elapsed_s + seconds
         self.clock = Clock(self.config.budget.steps, total, time.monotonic() - progress.elapsed_s)
+        self.reporter.start(progress, self.clock, self.bad_steps)
         self.work = make_work(
             self.config,
             self.files,
@@ -175,18 +176,18 @@ class Trainer:
             progress.elapsed_s = self.clock.elapsed_s
             since.add(sums, config.token_budget, bad, norm)
             share = self.clock.progress(progress.step)
-            self.files.total_steps = self._expected_steps()
+            self.files.total_steps = self.clock.expected_steps(progress.step)
             self.files.queues = self.work.depths() if self.work else {}
             try:
                 with self._holding():
                     self.files.stepped(progress.step)
             except Stopped:  # this step is in the checkpoint that will be saved, so also in the figures
-                self._report(since, norm, factor)
+                self.reporter.report(since, norm, factor)
                 raise
             if progress.step - self.first_step == ESTIMATE_AFTER:
-                self._estimate()
+                self.reporter.estimate()
             if reports.due(progress.step) or share >= 1.0 or self._stopping:
-                self._report(since, norm, factor)
+                self.reporter.report(since, norm, factor)
                 reports.done()
                 since = Tally()
             if looks.due(progress.step) and share < 0.95:
@@ -243,69 +244,6 @@ class Trainer:
             return self.agreement.begin(share, self.progress)
         # Before it the first rank may have measured for long.
         return self.ranks.from_first([share], f"step {self.progress.step} to begin", LONG_S)[0]
-
-    def _expected_steps(self) -> int | None:
-        if self.clock.seconds is None:
-            return self.clock.steps
-        step = self.progress.step
-        return round(step / max(self.clock.progress(step), 1e-9))
-
-    def _estimate(self) -> None:
-        step_s = self.files.median_step_s
-        left = self.clock.left_s(self.progress.step, step_s)
-        if step_s is None or left is None:
-            return
-        steps = round(left / step_s)
-        self.say(f"{step_s:.3f} s a step: {steps:,} more steps take about {duration(left)}")
-
-    def _report(self, since: Tally, norm: Tensor, factor: float) -> None:
-        metrics = since.metrics()
-        self.files.peaks = peaks()
-        metrics["lr"] = self.config.optimizer.lr * factor
-        metrics["grad_norm"] = round(float(norm), 4) if bool(norm.isfinite()) else None
-        allowed, total = self.config.data.max_bad_rows, len(self.data.rows)
-        new = newly_bad(since.bad_rows, self.progress.bad_rows, allowed, total)
-        if new:
-            self.progress.bad_rows += new
-            self.say(f"rows {new} have non-finite hidden states and were skipped")
-        step = self.progress.step
-        if self._told_bad_steps(metrics) == since.steps:
-            return  # nothing was trained, so there are no figures
-        if not math.isfinite(metrics["loss"]):
-            raise TrainerError(
-                f"loss {metrics['loss']} at step {step}",
-                where="training",
-                next="lower optimizer.lr, or start from the last checkpoint",
-            )
-        self._record(metrics)
-        measured = self.progress.measured
-        self.console.show(
-            Standing(
-                step=step,
-                share=self.clock.progress(step),
-                loss=metrics["loss"],
-                acceptance_length=measured[-1][2] if measured else None,
-                tokens_per_s=metrics["tokens_per_s"],
-                eta_s=self.clock.left_s(step, self.files.median_step_s),
-                slots=" ".join(f"{value:.2f}" for value in metrics["slot_accuracy"]),
-                lr=metrics["lr"],
-            )
-        )
-
-    def _told_bad_steps(self, metrics: dict[str, Any]) -> int:
-        """How many steps were skipped since the last report; said. Raises TrainerError: too many in a row."""
-        self.bad_steps.finish()
-        new = self.bad_steps.total - self.told_bad_steps
-        self.told_bad_steps = self.bad_steps.total
-        if self.bad_steps.total:
-            metrics["skipped_steps"] = self.bad_steps.total
-        if new:
-            self.say(f"WARNING: {new} steps with a non-finite gradient were skipped")
-        return new
-
-    def _record(self, metrics: dict[str, Any]) -> None:
-        self.files.record(metrics)
-        self.trackers.log(metrics, self.progress.step)
 
     def look(self) -> None:
         """Real decoding of a few prompts. The best checkpoint follows it: an improvement is saved."""

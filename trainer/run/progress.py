@@ -40,6 +40,12 @@ class Clock:
             left.append((self.steps - step) * step_s)
         return max(0.0, min(left)) if left else None
 
+    def expected_steps(self, step: int) -> int | None:
+        """Steps of the whole run, by those that are done; None: there is no end."""
+        if self.seconds is None:
+            return self.steps
+        return round(step / max(self.progress(step), 1e-9))
+
 
 class Every:
     """Something to do each so many steps of the whole run, or seconds; whichever comes. Neither: never."""

@@ -5,23 +5,22 @@ All phases keep to the run's time budget, so a slow machine trains less instead 
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import files as checkpoint
-from trainer.checkpoint import identity, resume
+from trainer.checkpoint import resume
 from trainer.config import Logging, TrainConfig
 from trainer.data import dataset as datasets
 from trainer.data.dataset import Dataset
-from trainer.data.packing import Rows
 from trainer.data.prompts import draw_prompts
-from trainer.errors import ConfigError, Stopped
+from trainer.errors import Stopped
 from trainer.evaluation.evaluator import Evaluator, Measurement
 from trainer.model.random_target import RANDOM, WORTHLESS
 from trainer.run.console import Console, Plain
 from trainer.run.loop import AFTER_SHARE, SAVE_RESERVE_S, Trainer
+from trainer.run.origin import choose, data_again, facts_of
 from trainer.run.rehearsal import check_target
 from trainer.run.report import Report, make_report
 from trainer.run.runfiles import RunFiles
@@ -67,7 +66,7 @@ def run(
         ranks.join(gpu_of(ranks.rank, config) if on_gpu else None, config.layout.wait_s)
         config = with_its_cores(config, ranks.size)
     chosen, saved = first_then_others(
-        ranks, lambda: _choose(config, files, say, resume_from, allow_changes), "a checkpoint to be chosen"
+        ranks, lambda: choose(config, files, say, resume_from, allow_changes), "a checkpoint to be chosen"
     )
     parts = assemble(config, say, part_of(ranks.rank if ranks else None, config))
     if config.topology != "threads" and config.policy != type(config.policy)():
@@ -81,7 +80,7 @@ def run(
     if first:
         _say_groups(optimizer, files, say)
     files.enter("data")
-    again = _data_again(config, saved)
+    again = data_again(config, saved)
     data = same_data(
         ranks,
         lambda: datasets.build(again, parts.target, parts.tokenizer, say, files.beat),
@@ -90,7 +89,7 @@ def run(
     _say_data(data, say)
     if config.target.weights == RANDOM:
         files.note(WORTHLESS)
-    facts = _facts(config, parts, data, optimizer)
+    facts = facts_of(config, parts, data, optimizer)
     if chosen is not None:
         known = {key: facts[key] for key in ("target", "data")}
         resume.check_same(chosen, saved, known, allow_changes, say)
@@ -153,58 +152,6 @@ def _serve(
     serve(config, files, parts.target, data, data.order(config.seed), mine, begin)
     ranks.leave()
     files.enter("done")
-
-
-def _choose(
-    config: TrainConfig, files: RunFiles, say: Say, resume_from: Path | None, allow_changes: bool
-) -> tuple[Path | None, dict[str, Any]]:
-    """The checkpoint to go on from, if any, and its trainer.json. The recipe is held to it at once."""
-    root = files.folder / "checkpoints"
-    if resume_from is None:
-        if checkpoint.listed(root):
-            raise ConfigError(
-                "this folder has checkpoints of an earlier run",
-                where=str(root),
-                next=f"go on with --resume {files.folder}, or name another folder in DFLASH_RUN_DIR",
-            )
-        return None, {}
-    chosen = resume.choose(resume_from, say, files.beat)
-    saved = checkpoint.read_facts(chosen)
-    known = {"train": dataclasses.asdict(config), "code": identity.code()}
-    resume.check_same(chosen, saved, known, allow_changes, say)
-    resume.make_room(root, chosen, say)
-    files.forget_failure()
-    say(f"going on from {chosen}")
-    files.note(f"resumed from {chosen}")
-    return chosen, saved
-
-
-def _data_again(config: TrainConfig, saved: dict[str, Any]) -> TrainConfig:
-    """How to make the rows of a checkpoint: as many as there were, however long they take now."""
-    rows = saved.get("data", {}).get("rows")
-    if rows is None or not config.data.continuations:
-        return config
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, rows=rows, budget_s=None))
-
-
-def _facts(
-    config: TrainConfig, parts: Assembled, data: Dataset, optimizer: DrafterOptimizer
-) -> dict[str, Any]:
-    """Who this run is, for its checkpoints."""
-    return {
-        "train": dataclasses.asdict(config),
-        "target": {**parts.facts["target"], "sha256": identity.target_digest(parts.target_path)},
-        "data": _data_facts(data),
-        "code": identity.code(),
-        "parameters": optimizer.describe(),
-    }
-
-
-def _data_facts(data: Dataset) -> dict[str, Any]:
-    """The data's own account; rows that were made for this run are known by their content."""
-    if isinstance(data.rows, Rows):
-        return {**data.identity, "rows_sha256": identity.rows_digest(data.rows)}
-    return data.identity
 
 
 def _say_groups(optimizer: DrafterOptimizer, files: RunFiles, say: Say) -> None:
