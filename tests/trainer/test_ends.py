@@ -67,9 +67,24 @@ def test_files_that_do_not_fit_are_refused_and_ones_without_ends_take_the_whole_
     save_file(less, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=r"weight lm_head.weight is \(\d+, 16\), by config.json"):
         load_ends(folder, TAPS, torch.float32, CPU)
+    headless = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
+    save_file(headless, folder / "model.safetensors", {"format": "pt"})
+    assert load_ends(folder, TAPS, torch.float32, CPU) is None
+    with pytest.raises(ConfigError, match="1 weights are missing, lm_head.weight first"):
+        load_target(folder, TAPS, torch.float32, CPU)
     other = {name.replace("embed_tokens", "words"): tensor for name, tensor in weights.items()}
     save_file(other, folder / "model.safetensors", {"format": "pt"})
     assert load_ends(folder, TAPS, torch.float32, CPU) is None
+
+
+def test_a_tied_embedding_of_another_shape_is_refused_too(tmp_path: Path) -> None:
+    folder = save_target(tmp_path / "target", "qwen3")  # tied
+    weights = load_file(folder / "model.safetensors")
+    (name,) = [name for name in weights if name.endswith("embed_tokens.weight")]
+    save_file({**weights, name: weights[name][:5].clone()}, folder / "model.safetensors", {"format": "pt"})
+    for load in (load_ends, load_target):
+        with pytest.raises(ConfigError, match=r"embed_tokens.weight is \(5, 32\), by config.json"):
+            load(folder, TAPS, torch.float32, CPU)
 
 
 def config(target: Path, **changes: object) -> configs.TrainConfig:

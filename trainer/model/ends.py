@@ -36,8 +36,11 @@ def load_ends(path: Path, taps: Sequence[int], dtype: torch.dtype, device: torch
     if type(embedding) is not nn.Embedding:  # one that scales, say, has more than its weight
         return None
     tied = head.weight is embedding.weight
-    for name, module in (("embed_tokens.weight", embedding), ("lm_head.weight", head)):
-        if not tied and found[name].shape != module.weight.shape:
+    if not tied and found["lm_head.weight"] is found["embed_tokens.weight"]:
+        return None  # no head in the files, which whoever loads all of them refuses
+    taken = {"embed_tokens.weight": embedding} | ({} if tied else {"lm_head.weight": head})
+    for name, module in taken.items():
+        if found[name].shape != module.weight.shape:
             raise ConfigError(
                 f"weight {name} is {tuple(found[name].shape)}, by config.json it should be "
                 f"{tuple(module.weight.shape)}",

@@ -73,7 +73,7 @@ def attention(
     Raises:
         NotUnderstood.
     """
-    strange = [name for name, value in others.items() if name not in IDLE and value is not None]
+    strange = [name for name, given in others.items() if name not in IDLE and given is not None]
     if strange:
         raise NotUnderstood(f"its attention takes {', '.join(strange)}")
     if dropout or not getattr(module, "is_causal", True) or is_causal is False:

@@ -16,12 +16,10 @@ SHORT = 0.5
 """Memory is short where this state would take more of what is free: a step's pass wants the rest."""
 
 
-def problem(config: TrainConfig, ranks: int) -> str | None:
-    """Why the optimizer cannot be shared out here, if it cannot. ranks: of the run."""
+def problem(config: TrainConfig) -> str | None:
+    """Why the ranks of a run cannot share the optimizer out, if they cannot."""
     if config.topology not in ("colocated", "auto"):
         return f"topology {config.topology} does not"
-    if ranks < 2:
-        return "there is one process"
     return unshareable(config.optimizer)
 
 
@@ -52,22 +50,21 @@ def share_of(
     Raises:
         ConfigError: the recipe wants it, and it cannot be. PeerLost.
     """
-    size = 1 if ranks is None else ranks.size
-    wish, reason = config.layout.shard_optimizer, problem(config, size)
-    if wish == "on" and reason is not None and size > 1:
+    if ranks is None or ranks.size == 1:
+        return None, "there is one process"
+    wish, reason = config.layout.shard_optimizer, problem(config)
+    if wish == "on" and reason is not None:
         raise ConfigError(
             f"the optimizer cannot be shared out: {reason}",
             where="train.layout.shard_optimizer",
             next="say auto or off",
         )
-    if ranks is None or size == 1:
-        return None, "there is one process"
     free: float | None
     if device.type == "cuda":
         free = float(torch.cuda.mem_get_info(device)[0])
     else:
         available = available_memory()
-        free = None if available is None else available / size
+        free = None if available is None else available / ranks.size
     shared, why = decide(wish, STATE_BYTES * parameters, free, reason)
     shared = bool(ranks.from_first([shared], "the optimizer to be shared out")[0])
-    return (Share(ranks.rank, size) if shared else None), why
+    return (Share(ranks.rank, ranks.size) if shared else None), why

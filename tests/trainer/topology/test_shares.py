@@ -26,7 +26,7 @@ from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import ConfigError
 from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
-from trainer.topology.sharing import decide, problem
+from trainer.topology.sharing import decide, problem, share_of
 from trainer.training.optim import DrafterOptimizer, Share
 
 
@@ -121,9 +121,9 @@ def test_the_optimizer_is_shared_out_where_memory_is_short(
 
 def test_muon_and_other_topologies_are_not_shared_out(tmp_path: Path) -> None:
     content = section(tmp_path, 2, 4)
-    assert problem(configs.load(content), 2) is None
-    assert problem(configs.load(content), 1) == "there is one process"
+    assert problem(configs.load(content)) is None
+    assert share_of(configs.load(content), 1, torch.device("cpu"), None) == (None, "there is one process")
     split = configs.load(content | {"topology": "split", "layout": {}})
-    assert problem(split, 2) == "topology split does not"
+    assert problem(split) == "topology split does not"
     with pytest.raises(ConfigError, match="group m is Muon's, which needs whole matrices"):
         DrafterOptimizer(nn.Linear(2, 2), Optimizer(groups=MUON), Share(0, 2))
