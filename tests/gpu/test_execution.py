@@ -38,7 +38,7 @@ def step_of(execution: str) -> DrafterStep:
     section: dict[str, Any] = {
         "target": {"path": "unused"},
         "drafter": {"mask_token_id": 0},
-        "objective": {"anchors_per_pass": 16},
+        "objective": {"anchors_per_pass": 16, "loss_chunk": 100},  # 5 chunks a pass
         "execution": execution,
     }
     drafter = drafter_of(shape, device).train()
@@ -74,10 +74,14 @@ def test_a_step_with_its_update_never_waits_for_the_device(gpus: int, execution:
     step = step_of(execution)
     optimizer = DrafterOptimizer(step.drafter, configs.Optimizer())
     batch = batch_of(SHAPES["small"], ROWS, ROW, torch.device("cuda"))
-    uniform = draw((ROWS, ROW), 0, 0, 0).cuda()
+    drawn = draw((ROWS, ROW), 0, 0, 0)
+    uniform, host = drawn.cuda(), Rows(*(part.cpu() for part in batch.rows.parts()))
+    host.supervised[:, 20:] = batch.rows.supervised[:, 20:] = False  # few of its slots count
 
     def whole() -> None:
-        optimizer.step(1.0, step.gradients(batch, [uniform]).weight, step.execution.update)
+        known = step.supervised(host, [drawn])
+        sums = step.gradients(batch, [uniform], supervised=known)
+        optimizer.step(1.0, sums.weight, step.execution.update)
 
     for _ in range(5):
         whole()
@@ -140,7 +144,7 @@ def documents_of(number: int, batch: Batch) -> Batch:
     positions = torch.arange(ROW) - starts.cummax(1).values
     supervised = documents < documents[:, -1:]
     rows = Rows(batch.rows.tokens.cpu(), documents, positions, supervised)
-    return Batch(rows.to(torch.device("cuda")), batch.states)
+    return Batch(rows.to(torch.device("cuda")), batch.states, rows)
 
 
 @pytest.mark.parametrize("execution", ["eager", "compiled", "captured"])
@@ -150,8 +154,10 @@ def test_200_steps_of_random_lengths_neither_grow_in_memory_nor_compile(gpus: in
     batch = batch_of(SHAPES["small"], ROWS, ROW, torch.device("cuda"))
 
     def whole(number: int) -> None:
-        uniform = draw((ROWS, ROW), 0, number, 0).cuda()
-        sums = step.gradients(documents_of(number, batch), [uniform])
+        uniform, here = draw((ROWS, ROW), 0, number, 0), documents_of(number, batch)
+        assert here.host is not None
+        known = step.supervised(here.host, [uniform])
+        sums = step.gradients(here, [uniform.cuda()], supervised=known)
         optimizer.step(1.0, sums.weight, step.execution.update)
 
     for number in range(10):

@@ -13,6 +13,7 @@ import torch
 
 from trainer.bench.shapes import Shape
 from trainer.model.mask import Bounds, own_keys
+from trainer.training.loss import cut
 
 FORMULA = (
     "2*M*K*N for each product M x K by K x N: fc forward and weight gradient; every projection of the "
@@ -55,18 +56,9 @@ BOTH = ("input", "weight")
 
 
 def head_products(shape: Shape, tokens: int, times: int, chunk: int | None) -> list[Product]:
-    """As trainer/training/loss.py cuts them: equal chunks, the last one shorter."""
-    chunks = 1 if chunk is None else -(-tokens // chunk)
-    size = -(-tokens // chunks)
-    last = tokens - (chunks - 1) * size
-    counts = {size: chunks - 1} if last != size else {size: chunks}
-    if last != size:
-        counts[last] = 1
-    return [
-        Product("head", rows, shape.hidden, shape.vocabulary, count * times, ("input",))
-        for rows, count in counts.items()
-        if count
-    ]
+    """As trainer/training/loss.py cuts them when all tokens count: equal chunks, so a few are done twice."""
+    size, chunks = cut(tokens, chunk or tokens)
+    return [Product("head", size, shape.hidden, shape.vocabulary, chunks * times, ("input",))]
 
 
 def products(shape: Shape, work: Work) -> list[Product]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -79,9 +79,11 @@ class Dataset:
         if self.states is None:
             single = is_single(here.documents)  # no wait: the host has the rows
             states = target.states(rows.tokens, rows.positions, rows.documents, self.full, single)
-            return without_bad_rows(rows, states)
+            batch, bad = without_bad_rows(rows, states)
+            return replace(batch, host=here), bad
         taps, final = self.states.taps[index].to(target.device), self.states.final
-        return Batch(rows, States(taps, None if final is None else final[index].to(target.device))), None
+        states = States(taps, None if final is None else final[index].to(target.device))
+        return Batch(rows, states, here), None
 
 
 def build(config: TrainConfig, target: Target, tokenizer: Any, say: Say, beat: Beat) -> Dataset:

@@ -109,11 +109,13 @@ class SplitDrafter:
         taps, final = self.slots[number % self.count]
         _check_sum(number, checksum, (taps, final))
         index = self.order(number, self.config.batch_rows)
-        rows = self.data.rows[index[self.rows]].to(self.step.device)
+        host = self.data.rows[index[self.rows]]
+        rows = host.to(self.step.device)
         if bad is not None and any(bad):
             keep = ~torch.tensor(bad, device=self.step.device)
             rows = Rows(rows.tokens, rows.documents, rows.positions, rows.supervised & keep[:, None])
-        sums = accumulate(self.step, self.config, Batch(rows, States(taps, final)), number, self.rows)
+        batch = Batch(rows, States(taps, final), host)
+        sums = accumulate(self.step, self.config, batch, number, self.rows)
         if self.step.device.type == "cuda":
             torch.cuda.synchronize()  # the slot has been read
         following = maker(number + self.count, self.rank, self.reduction.ranks.size, len(self.line.peers))

@@ -51,7 +51,8 @@ def accumulate(step: DrafterStep, config: TrainConfig, batch: Batch, number: int
     size = config.micro_rows or config.batch_rows
     replays, shape = range(config.objective.replays), (config.batch_rows, config.data.row_tokens)
     device = batch.states.taps.device
-    uniforms = [draw(shape, config.seed, number, replay)[rows].to(device) for replay in replays]
+    drawn = [draw(shape, config.seed, number, replay)[rows] for replay in replays]
+    uniforms = [uniform.to(device) for uniform in drawn]
     total: Sums | None = None
     for start in range(0, len(batch.rows), size):
         part = slice(start, start + size)
@@ -62,7 +63,11 @@ def accumulate(step: DrafterStep, config: TrainConfig, batch: Batch, number: int
                 [_generator(step.device, config.seed, number, replay, place) for place in places]
                 for replay in replays
             ]
-        sums = step.gradients(batch.part(part), [uniform[part] for uniform in uniforms], noises)
+        here = batch.part(part)
+        supervised = None
+        if here.host is not None:
+            supervised = step.supervised(here.host, [uniform[part] for uniform in drawn])
+        sums = step.gradients(here, [uniform[part] for uniform in uniforms], noises, supervised)
         total = sums if total is None else total + sums
     assert total is not None
     return total

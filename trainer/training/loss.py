@@ -7,6 +7,10 @@ is a row of H numbers a token. The same pass says whether the most likely token 
 after, as ordinary arithmetic on the losses: D-PACE needs all of a block's slots first. Sums are returned, not
 means, so that micro-batches and ranks add up before anything is divided.
 
+Where the host knows how many slots are supervised, only as many chunks are done as they fill. The device puts
+them first, and a chunk has the same number of tokens whatever the data: nobody waits for the device, nothing
+is compiled again, and memory is given out in the same pieces.
+
 Blocks M, slots B-1 = L, tokens T = M * L, hidden H, vocabulary V.
 """
 
@@ -120,24 +124,38 @@ def _chunk(
 class _TokenLoss(torch.autograd.Function):
     """(hidden, ...) -> (loss, log-probability of the label, most likely token is the label), all [T].
 
-    The first carries a gradient, for `hidden` alone.
+    The first carries a gradient, for `hidden` alone. Tokens are taken in the order of `order` [T], or as they
+    come, as many chunks of `size` tokens as are wanted; the last of all reaches back over a few that the one
+    before has done. Tokens that are not taken get zeros. No tensor's size depends on the number of chunks.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, teacher: Tensor | None, kl: bool, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        labels: Tensor,
+        teacher: Tensor | None,
+        kl: bool,
+        size: int,
+        chunks: int,
+        order: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        gradient, parts = torch.empty_like(hidden), []
-        chunks = -(-len(hidden) // chunk)
-        size = -(-len(hidden) // chunks)  # none much smaller than the others
-        for part in (slice(start, start + size) for start in range(0, len(hidden), size)):
-            errors, *found = _chunk(
-                hidden[part], head, labels[part], None if teacher is None else teacher[part], kl
+        gradient = torch.empty_like(hidden)
+        loss = hidden.new_zeros(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
+        own, right = torch.zeros_like(loss), torch.zeros_like(loss, dtype=torch.bool)
+        for number in range(chunks):
+            start = min(number * size, len(hidden) - size)
+            part = slice(start, start + size)
+            at = part if order is None else order[part]
+            errors, loss[at], own[at], right[at] = _chunk(
+                hidden[at], head, labels[at], None if teacher is None else teacher[at], kl
             )
             torch.mm(errors, head, out=gradient[part])
             del errors  # before the next chunk's logits come
-            parts.append(found)
-        loss, own, right = (torch.cat(each) for each in zip(*parts, strict=True))
+        if order is not None:
+            done = slice(chunks * size)
+            gradient = torch.zeros_like(hidden).index_copy_(0, order[done], gradient[done])
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(own, right)
         return loss, own, right
@@ -146,7 +164,20 @@ class _TokenLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         # Into the gradient's own dtype at once: no wider copy of all hidden states on the way.
-        return torch.mul(gradient, grads[0][:, None], out=torch.empty_like(gradient)), *[None] * 5
+        return torch.mul(gradient, grads[0][:, None], out=torch.empty_like(gradient)), *[None] * 7
+
+
+def cut(tokens: int, chunk: int, most: int | None = None, compiles: bool = False) -> tuple[int, int]:
+    """(tokens of every chunk, how many chunks), the first whatever `most` is.
+
+    Args:
+        chunk: the most tokens of one chunk.
+        most: no more tokens than these need be done; None: all.
+        compiles: at least one chunk, so that the first batch compiles it and not a later one.
+    """
+    chunks = -(-tokens // chunk)
+    size = -(-tokens // chunks)
+    return size, chunks if most is None else min(max(-(-most // size), int(compiles)), chunks)
 
 
 def head_loss(
@@ -158,6 +189,7 @@ def head_loss(
     kind: Kind,
     teacher: Tensor | None = None,
     chunk: int | None = None,
+    most: int | None = None,
 ) -> Sums:
     """Weighted loss sums of drafted slots.
 
@@ -168,11 +200,17 @@ def head_loss(
         weights: [M, L] decay weights, 0 where unsupervised; D-PACE takes its own.
         teacher: [M, L, H] the target's final states that predict the labels, and then give them.
         chunk: tokens whose logits are held at once.
+        most: no more slots than these are supervised, as the host knows; None: it does not.
     """
     if chunk is None:
         chunk = chunk_tokens(hidden.device, head.shape[0], head.dtype, teacher is not None)
     flat = None if teacher is None else teacher.flatten(0, 1)
-    each = _TokenLoss.apply(hidden.flatten(0, 1), head, labels.flatten(), flat, kind.kl, chunk)
+    size, chunks = cut(labels.numel(), chunk, most, compiles=kind.kl)
+    order = None
+    if chunks * size < labels.numel():
+        # The supervised ones, then dead ones, which fill the last chunk; each among its like in its place.
+        order = (~supervised).flatten().byte().argsort(stable=True)
+    each = _TokenLoss.apply(hidden.flatten(0, 1), head, labels.flatten(), flat, kind.kl, size, chunks, order)
     loss, own, right = (part.view(labels.shape) for part in each)
     if kind.dpace_alpha is not None:
         weights = dpace_weights(own.exp(), supervised, kind.dpace_alpha)

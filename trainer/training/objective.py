@@ -92,12 +92,12 @@ def choose_anchors(rows: Rows, uniform: Tensor, per_document: int, width: int) -
     index = torch.arange(size, device=rows.tokens.device).expand_as(rows.tokens)
     # Sorting by (document, random) leaves each document in its place and shuffles it, valid tokens in front.
     within = torch.where(valid, 0.5 * uniform, 0.75)
-    order = (rows.documents + within).argsort(dim=1)
+    order = (rows.documents + within).argsort(dim=1, stable=True)  # equal numbers: alike on any device
     # The place in the sorted row minus the document's start is the draw's rank in its document.
     rank = torch.empty_like(index).scatter_(1, order, index) - rows.doc_start
     wanted = valid & (rank < per_document)
     priority = torch.where(wanted, rank + uniform, torch.inf)
-    taken = priority.argsort(dim=1)[:, :width]
+    taken = priority.argsort(dim=1, stable=True)[:, :width]
     keep = priority.gather(1, taken).isfinite()
     anchors, by_index = torch.where(keep, taken, size).sort(dim=1)
     keep = keep.gather(1, by_index)

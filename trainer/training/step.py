@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import torch
@@ -33,19 +34,25 @@ from trainer.training.twins import Twins
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows and the target's states of them, all finite."""
+    """Rows and the target's states of them, all finite.
+
+    `host`: the rows as they were before they went to the device, where some may have become unsupervised
+    since; None: unknown.
+    """
 
     rows: Rows
     states: States
+    host: Rows | None = None
 
     def part(self, rows: slice) -> Batch:
         final = self.states.final
-        return Batch(self.rows[rows], States(self.states.taps[rows], None if final is None else final[rows]))
+        states = States(self.states.taps[rows], None if final is None else final[rows])
+        return Batch(self.rows[rows], states, None if self.host is None else self.host[rows])
 
     def to(self, device: torch.device) -> Batch:
         final = self.states.final
         states = States(self.states.taps.to(device), None if final is None else final.to(device))
-        return Batch(self.rows.to(device), states)
+        return Batch(self.rows.to(device), states, self.host)
 
 
 def without_bad_rows(rows: Rows, states: States) -> tuple[Batch, Tensor]:
@@ -166,7 +173,22 @@ class DrafterStep:
         """Loss sums of one micro-batch in one graph. uniform, noise: see `blocks` and `context`."""
         return self._sums(batch, self.blocks(batch.rows, uniform), self.context(batch, noise))
 
-    def _sums(self, batch: Batch, blocks: Blocks, context: Sequence[KeyValue]) -> Sums:
+    def supervised(self, host: Rows, uniforms: Sequence[Tensor]) -> list[list[int]] | None:
+        """Supervised slots of each replay's passes, for the head to do no others; the device has no more.
+
+        None: of no use, a captured step has one shape.
+
+        Args:
+            host, uniforms: of a micro-batch, on the CPU: nobody waits for the device.
+        """
+        if self.execution.mode == "captured":
+            return None
+        made = (self.blocks(host, uniform) for uniform in uniforms)
+        return [[int(part.supervised.sum()) for part in self.passes(blocks)] for blocks in made]
+
+    def _sums(
+        self, batch: Batch, blocks: Blocks, context: Sequence[KeyValue], most: int | None = None
+    ) -> Sums:
         hidden = self.hidden(batch, blocks, context)
         teacher = None
         if self.config.objective.labels != "data":
@@ -184,6 +206,7 @@ class DrafterStep:
             self.kind,
             teacher,
             self.config.objective.loss_chunk,
+            most,
         )
 
     def gradients(
@@ -191,6 +214,7 @@ class DrafterStep:
         batch: Batch,
         uniforms: Sequence[Tensor],
         noises: Sequence[Sequence[torch.Generator]] | None = None,
+        supervised: Sequence[Sequence[int]] | None = None,
     ) -> Sums:
         """Add the gradients of a micro-batch's replays to the drafter's; the loss sums, detached.
 
@@ -198,8 +222,9 @@ class DrafterStep:
             uniforms: one a replay, see `blocks`.
             noises: one a replay, see `context`. Noise differs from replay to replay, so with it the context
                 is computed for each of them; without, once for all.
+            supervised: see there; None: unknown, all slots go through the head.
         """
-        run = self._gradients if noises is None else partial(self._gradients, noises=noises)
+        run = partial(self._gradients, noises=noises, supervised=supervised)
         return self.execution.gradients(run, batch, uniforms)
 
     def _gradients(
@@ -207,7 +232,11 @@ class DrafterStep:
         batch: Batch,
         uniforms: Sequence[Tensor],
         noises: Sequence[Sequence[torch.Generator]] | None = None,
+        supervised: Sequence[Sequence[int]] | None = None,
     ) -> Sums:
+        known: Iterator[int | None] = repeat(None)
+        if supervised is not None:
+            known = chain.from_iterable(supervised)
         total: Sums | None = None
         groups: list[tuple[Sequence[Tensor], Sequence[torch.Generator] | None]] = [(uniforms, None)]
         if noises is not None:
@@ -217,7 +246,7 @@ class DrafterStep:
                 shared = SharedContext(self.context(batch, noise))
                 for uniform in group:
                     for blocks in self.passes(self.blocks(batch.rows, uniform)):
-                        sums = self._sums(batch, blocks, shared.leaves)
+                        sums = self._sums(batch, blocks, shared.leaves, next(known))
                         sums.loss.backward()
                         shared.gather()
                         self.twins.gather()

@@ -83,10 +83,9 @@ def test_the_count_is_what_torch_sees_a_step_do(changes: dict[str, int]) -> None
 
 def test_heads_products_cover_all_tokens_in_chunks() -> None:
     shape = SHAPES["toy"]
-    for tokens, chunk in ((100, 30), (90, 30), (7, None), (5, 100)):
-        made = head_products(shape, tokens, 3, chunk)
-        assert sum(each.m * each.times for each in made) == 3 * tokens
-        assert chunk is None or all(each.m <= chunk for each in made)
+    for tokens, chunk, cut in ((100, 30, (25, 4)), (90, 30, (30, 3)), (7, None, (7, 1)), (10, 4, (4, 3))):
+        (made,) = head_products(shape, tokens, 3, chunk)
+        assert (made.m, made.times) == (cut[0], 3 * cut[1])
 
 
 def test_the_count_of_a_targets_prefill_is_what_torch_sees() -> None:
