@@ -107,6 +107,8 @@ def parsed(word: str, gpus: int, planned: dict[str, Any]) -> dict[str, Any] | No
     None: it takes the plan to tell, and there is none.
     """
     kind, *numbers = word.split(":")
+    if not all(number.isdecimal() and int(number) for number in numbers):
+        sys.exit(f"error: --layouts: {word!r}: numbers of GPUs are whole and at least 1")
     if kind == "colocated" and len(numbers) <= 1:
         ranks = int(numbers[0]) if numbers else gpus
         return {"kind": kind, "targets": ranks, "drafters": ranks}
@@ -225,6 +227,8 @@ def _number(value: float | None, form: str) -> str:
 def main() -> None:
     given, began = arguments(), time.monotonic()
     shape = SHAPES[given.shape]
+    if given.work_dir is not None:
+        given.work_dir.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="topologies-", dir=given.work_dir))
     try:
         target = make_target_folder(work / "target", shape)

@@ -210,12 +210,9 @@ class Policy:
 
 @dataclass(frozen=True)
 class Layout:
-    """Who computes what. `ranks`: processes of the topology colocated, null: one a GPU. In split and threads:
-    so many targets and drafters, a GPU each, the targets' first.
-    """
+    """Who computes what."""
 
     ranks: int | None = ranged(None, low=1)  # processes of the topology colocated; null: one a GPU
-
     targets: int = ranged(1, low=1)  # split, threads: a GPU each
     drafters: int = ranged(1, low=1)  # split, threads: a GPU each, after the targets'
     queue: int = ranged(2, low=1)  # batches of hidden states that may wait for the drafters

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.bench.shapes import Shape, tap_places
+from trainer.bench.shapes import Shape, tap_places, target_config
 from trainer.data.lines import file_digest
 from trainer.data.reader import Documents
 from trainer.data.store import Writer, name_of
@@ -21,21 +21,9 @@ MASK = 0
 def make_target_folder(folder: Path, shape: Shape) -> Path:
     """config.json and tokenizer.json of a dense target with an embedding and a head of its own."""
     from tokenizers import Tokenizer, models
-    from transformers import Qwen3Config
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = Qwen3Config(
-        architectures=["Qwen3ForCausalLM"],
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.target_ffn,
-        num_hidden_layers=shape.target_layers,
-        num_attention_heads=shape.target_heads,
-        num_key_value_heads=shape.key_value_heads,
-        head_dim=shape.head_size,
-        tie_word_embeddings=False,
-    )
-    config.save_pretrained(folder)
+    target_config(shape, shape.vocabulary, tied=False).save_pretrained(folder)
     Tokenizer(models.WordLevel({"<|mask|>": MASK}, unk_token="<|mask|>")).save(str(folder / "tokenizer.json"))
     return folder
 

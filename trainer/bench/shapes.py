@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,3 +102,20 @@ def batch_of(shape: Shape, rows: int, row_tokens: int, device: torch.device, see
     taps = torch.randn(*size, shape.taps * shape.hidden, generator=generator, device=device, dtype=dtype)
     made = Rows(tokens, torch.zeros_like(tokens), positions, torch.ones_like(tokens, dtype=torch.bool))
     return Batch(made, States(taps))
+
+
+def target_config(shape: Shape, vocabulary: int, tied: bool) -> Any:
+    """The config.json of a dense Qwen3 with as many key and value heads as the drafter."""
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        architectures=["Qwen3ForCausalLM"],
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.target_ffn,
+        num_hidden_layers=shape.target_layers,
+        num_attention_heads=shape.target_heads,
+        num_key_value_heads=shape.key_value_heads,
+        head_dim=shape.head_size,
+        tie_word_embeddings=tied,
+    )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trainer.bench.flops import Product
-from trainer.bench.shapes import Shape, tap_places
+from trainer.bench.shapes import Shape, tap_places, target_config
 from trainer.model.target import Target
 from trainer.model.within import first_seen
 
@@ -26,18 +26,9 @@ def target_products(shape: Shape, tokens: int, layers: int) -> list[Product]:
 
 def make_target(shape: Shape, device: torch.device) -> Target:
     """A dense Qwen3 with random weights; its head is not used, so its vocabulary is small."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
+    from transformers import AutoModelForCausalLM
 
-    config = Qwen3Config(
-        vocab_size=1024,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.target_ffn,
-        num_hidden_layers=shape.target_layers,
-        num_attention_heads=shape.target_heads,
-        num_key_value_heads=shape.key_value_heads,
-        head_dim=shape.head_size,
-        tie_word_embeddings=True,
-    )
+    config = target_config(shape, vocabulary=1024, tied=True)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")

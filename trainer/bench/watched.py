@@ -150,7 +150,7 @@ def _cause(run: Path, log: Path, code: int) -> str:
     except (OSError, ValueError):
         return f"exit status {code}: {_last_line(log)}"
     names = ", ".join(row["name"] for row in cause.get("known") or [])
-    return str(cause["error"]).splitlines()[0] + (f" [{names}]" if names else "")
+    return (str(cause["error"]).splitlines() or ["it said nothing"])[0] + (f" [{names}]" if names else "")
 
 
 def _last_line(log: Path) -> str:

@@ -42,10 +42,12 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
-    index = read_json(folder / INDEX, f"no weights: neither {WEIGHTS} nor its index")
+    index = read_json(
+        folder / INDEX, f"no weights: neither {WEIGHTS} nor its index", "copy the folder again, whole"
+    )
     shards = index.get("weight_map")
     if not isinstance(shards, dict):
-        raise ConfigError("no weight_map in it", where=str(folder / INDEX))
+        raise ConfigError("no weight_map in it", where=str(folder / INDEX), next="copy the folder again")
     return [folder / name for name in sorted(set(shards.values()))]
 
 
@@ -91,7 +93,9 @@ def _contents(path: Path) -> tuple[dict[str, Any], int]:
             table.pop("__metadata__", None)
     except (OSError, ValueError, AttributeError, TypeError, struct.error) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read the weights: {why}", where=str(path)) from None
+        raise ConfigError(
+            f"cannot read the weights: {why}", where=str(path), next="copy the file again, whole"
+        ) from None
     return table, 8 + length
 
 

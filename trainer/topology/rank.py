@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.run.runfiles import RunFiles
-from trainer.topology.launcher import rank_folder, stop_asked
+from trainer.topology.launcher import SAVE_S, rank_folder, stop_asked
 from trainer.topology.pulse import Pulse
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 HERE = "here"  # the first rank has not left; removing it works on a full disk too
-SAVE_S = 600.0
 TOLD_S = 1.5  # for the launcher, which looks four times a second, to write down that a stop was asked for
 
 
