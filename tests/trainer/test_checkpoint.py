@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -301,6 +302,31 @@ def test_what_goes_wrong_in_the_background_is_heard(
     with pytest.raises(TrainerError, match=r"norm\.weight are not finite"):
         writer.outcomes()
     assert checkpoint.listed(tmp_path / "checkpoints") == []
+    writer.close()
+
+
+def test_a_write_that_ends_while_the_others_are_heard_is_not_lost(tmp_path: Path) -> None:
+    class Growing(list[tuple[int, Path | BaseException]]):
+        """The thread adds to it whenever the main thread has read something."""
+
+        late: tuple[tuple[int, Path], ...] = ((2, tmp_path / "2"),)
+
+        def __getitem__(self, index: Any) -> Any:
+            found = super().__getitem__(index)
+            self.extend(self.late)
+            self.late = ()
+            return found
+
+        def pop(self, index: Any = -1) -> Any:
+            found = super().pop(index)
+            self.extend(self.late)
+            self.late = ()
+            return found
+
+    writer = Writer(tmp_path / "checkpoints", keep=2)
+    writer._done = Growing([(1, tmp_path / "1")])
+    heard = [*writer.outcomes(), *writer.outcomes()]
+    assert heard == [(1, tmp_path / "1"), (2, tmp_path / "2")]
     writer.close()
 
 

@@ -105,7 +105,9 @@ class Writer:
         Raises:
             BaseException: what a write failed of, unless it was the disk's fault.
         """
-        ended, self._done = self._done[:], self._done[len(self._done) :]
+        ended = []
+        while self._done:  # one by one: the thread may add to it meanwhile
+            ended.append(self._done.pop(0))
         for _, outcome in ended:
             if isinstance(outcome, BaseException) and not isinstance(outcome, OSError):
                 raise outcome

@@ -92,6 +92,9 @@ def test_layouts_by_word(word: str, name: str) -> None:
 def test_a_word_that_is_no_layout_is_refused_and_one_without_a_plan_is_not_known() -> None:
     with pytest.raises(SystemExit, match="'split:1' is not"):
         topologies.parsed("split:1", 2, {})
+    for word in ("split:0:2", "threads:one:1", "colocated:-1"):
+        with pytest.raises(SystemExit, match=f"{word!r}: numbers of GPUs are whole and at least 1"):
+            topologies.parsed(word, 2, {})
     assert topologies.parsed("plan", 2, {}) is None
 
 
