@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-# Most tests wait for processes more than they compute: twice the cores of a small machine.
-WORKERS ?= 4
+# Most tests wait for processes more than they compute: more workers than a small machine has cores.
+WORKERS ?= 5
 # Each worker begins with a part of its own, so that few start a bed, a lab or torch, and helps the others then.
 SPREAD := -n $(WORKERS) --dist worksteal
 # Tests start thousands of Pythons: none of them is to compile the same modules again.
