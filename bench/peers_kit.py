@@ -60,7 +60,6 @@ def qwen3_config(shape: Shape, attention: str) -> Any:
     """The drafter's sizes as the configuration that other trainers read."""
     from transformers import Qwen3Config
 
-    kinds = ["sliding_attention"] * shape.sliding + ["full_attention"] * (shape.layers - shape.sliding)
     config = Qwen3Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -69,7 +68,7 @@ def qwen3_config(shape: Shape, attention: str) -> Any:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.key_value_heads,
         head_dim=shape.head_size,
-        layer_types=kinds,
+        layer_types=shape.layer_types,
         use_sliding_window=shape.sliding > 0,
         sliding_window=shape.window if shape.sliding else None,
         tie_word_embeddings=False,

@@ -1,15 +1,17 @@
-"""Looks at the processes of a lab of a test's own."""
+"""A lab of a test's own, and looks at its processes."""
 
 from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from lab_client import cli_argv, cli_environment
 
 from dflashctl.agent import proc
+from dflashctl.lab import lifecycle
 from dflashctl.lab.state import LabPaths, Record
 
 
@@ -53,3 +55,14 @@ def start_cli(paths: LabPaths, *words: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabPaths]:
+    """A place for a lab of the test's own; whatever is up there at the end is ended."""
+    paths = LabPaths(tmp_path / "own")
+    monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(paths.root))
+    yield paths
+    if paths.lock.exists():
+        lifecycle.down()
+    assert processes_of(paths) == []

@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from lab_client import cli_argv, cli_environment, enter, ssh
 from own_lab import child_of_host, processes_of, wait_for
+from own_lab import own as own
 
 from dflashctl.agent import kin, proc
 from dflashctl.errors import Unreachable
@@ -21,17 +20,6 @@ from dflashctl.lab import ending, lifecycle
 from dflashctl.lab.state import LabPaths, load_endpoint, read_record
 
 pytestmark = pytest.mark.lab
-
-
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabPaths]:
-    """A place for a lab of the test's own; whatever is up there at the end is ended."""
-    paths = LabPaths(tmp_path / "own")
-    monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(paths.root))
-    yield paths
-    if paths.lock.exists():
-        lifecycle.down()
-    assert processes_of(paths) == []
 
 
 # --- crashes ----------------------------------------------------------------------------------------------

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lab_client import cli, cli_argv, enter, ssh
+from own_lab import own as own
 from own_lab import processes_of, start_cli
 
 from dflashctl.agent import proc
@@ -19,17 +19,6 @@ from dflashctl.lab import layout, lifecycle
 from dflashctl.lab.state import LabPaths, Record, load_endpoint, read_record
 
 pytestmark = pytest.mark.lab
-
-
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabPaths]:
-    """A place for a lab of the test's own; whatever is up there at the end is ended."""
-    paths = LabPaths(tmp_path / "own")
-    monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(paths.root))
-    yield paths
-    if paths.lock.exists():
-        lifecycle.down()
-    assert processes_of(paths) == []
 
 
 # --- the usual way ----------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from dflashctl.lab.gpu import HOOK_DIR, setup
 from dflashctl.lab.gpu.driver import Driver
@@ -73,3 +75,12 @@ def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
     while not what():
         assert time.monotonic() < end, "did not become true in time"
         time.sleep(0.05)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path / "gpu")
+    try:
+        yield lab
+    finally:
+        lab.stop()

@@ -7,22 +7,11 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 from gpu_standin_kit import Lab, wait_for
+from gpu_standin_kit import lab as lab
 
 from dflashctl.lab.gpu import HOOK_DIR, change, load
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path / "gpu")
-    try:
-        yield lab
-    finally:
-        lab.stop()
 
 
 def test_holders_are_processes_with_the_device_open(lab: Lab) -> None:

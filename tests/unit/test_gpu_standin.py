@@ -7,22 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from gpu_standin_kit import ROOT, Lab, wait_for
+from gpu_standin_kit import lab as lab
 
 from dflashctl.lab.gpu import Box, change, load
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path / "gpu")
-    try:
-        yield lab
-    finally:
-        lab.stop()
 
 
 def test_idle_box_in_the_four_csv_forms(lab: Lab) -> None:

@@ -15,27 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_kit import local_host
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflashctl.config.hosts import Host
 from dflashctl.errors import NotFound, Unreachable, UsageError
 from dflashctl.remote.factory import open_engine
 from dflashctl.remote.local import LocalEngine
 
 
 def make_engine(root: Path, **changes: Any) -> LocalEngine:
-    values: dict[str, Any] = {
-        "name": "here",
-        "engine": "local",
-        "python": sys.executable,
-        "home": str(root),
-        "code_root": str(root / "code"),
-        "workdir": str(root),
-        "log_dir": str(root),
-        "state_dir": str(root / "state"),
-    }
-    engine = open_engine(Host(**{**values, **changes}))
+    engine = open_engine(local_host(root, **changes))
     assert isinstance(engine, LocalEngine)
     return engine
 

@@ -34,6 +34,11 @@ class Shape:
     target_ffn: int
     target_heads: int
 
+    @property
+    def layer_types(self) -> list[str]:
+        """Of the drafter, one a layer."""
+        return ["sliding_attention"] * self.sliding + ["full_attention"] * (self.layers - self.sliding)
+
 
 SHAPES = {
     # The drafter of a 27 B target: 1.73 B parameters; its bench target is dense, 23 B.
@@ -51,7 +56,6 @@ def tap_places(shape: Shape) -> tuple[int, ...]:
 
 
 def drafter_of(shape: Shape, device: torch.device, seed: int = 0) -> Drafter:
-    kinds = ["sliding_attention"] * shape.sliding + ["full_attention"] * (shape.layers - shape.sliding)
     config = DrafterConfig(
         hidden_size=shape.hidden,
         intermediate_size=shape.ffn,
@@ -64,7 +68,7 @@ def drafter_of(shape: Shape, device: torch.device, seed: int = 0) -> Drafter:
         num_target_layers=shape.target_layers,
         taps=tap_places(shape),
         mask_token_id=0,
-        layer_types=tuple(kinds),
+        layer_types=tuple(shape.layer_types),
         sliding_window=shape.window if shape.sliding else None,
     )
     torch.manual_seed(seed)
