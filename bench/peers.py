@@ -105,6 +105,15 @@ def ratios(found: dict[str, Any]) -> dict[str, dict[str, float]]:
     return made
 
 
+def line(name: str, figures: dict[str, Any] | str) -> str:
+    """Of the table."""
+    if isinstance(figures, str):
+        return f"{name:<12} DID NOT RUN: {figures}"
+    peak = "-" if figures["peak_gib"] is None else f"{figures['peak_gib']:.1f}"
+    rate = f"{figures['ms']:>10,.1f} {figures['context_tok_s']:>14,.0f}"
+    return f"{name:<12} {figures['anchors']:>8,} {rate} {peak:>9}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--shape", choices=list(SHAPES), default="27b")
@@ -121,15 +130,11 @@ def main() -> None:
     settings = replace(settings, precision="bfloat16" if settings.where.type == "cuda" else "float32")
     if wrong := problems(settings):
         sys.exit("error: " + "; ".join(wrong))
-    found = {name: measured(*entrant) for name, entrant in entrants(settings).items()}
-    print(f"{'who':<12} {'anchors':>8} {'ms':>10} {'context tok/s':>14} {'peak GiB':>9}")
-    for name, figures in found.items():
-        if isinstance(figures, str):
-            print(f"{name:<12} DID NOT RUN: {figures}")
-            continue
-        peak = "-" if figures["peak_gib"] is None else f"{figures['peak_gib']:.1f}"
-        rate = f"{figures['ms']:>10,.1f} {figures['context_tok_s']:>14,.0f}"
-        print(f"{name:<12} {figures['anchors']:>8,} {rate} {peak:>9}")
+    print(f"{'who':<12} {'anchors':>8} {'ms':>10} {'context tok/s':>14} {'peak GiB':>9}", flush=True)
+    found: dict[str, Any] = {}
+    for name, entrant in entrants(settings).items():
+        found[name] = measured(*entrant)
+        print(line(name, found[name]), flush=True)  # whoever cuts this program short has what was measured
     compared = ratios(found)
     for name, each in compared.items():
         print(f"ours over {name}: " + ", ".join(f"{what} {value:.2f}" for what, value in each.items()))
