@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional
 
 from . import kin, proc
 from .release import current_release, read_manifest
-from .runfolder import RunFolder, list_runs, read_json, write_json
+from .runfolder import RunFolder, list_runs, new_id, read_json, write_json
 
 BASELINES = "gpu_idle.json"
 
@@ -22,15 +22,17 @@ def inside_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     """request: state_dir, code_root|null. What launch, kill and gpu need to know of the inside, in one look.
 
     Answers {"at", "boot_id", "init_start", "pidns", "uid", "release": hash|null, "release_info": its git,
-    deployed_at and by, "baselines": {uuid: {"memory_mib", "learnt_at"}}, "problems", "runs": [{"id", "tag",
-    "recipe", "created_at", "live", "gpus", "log", "grace_s", "leader", "family": [member]}] (not over yet)}.
+    deployed_at and by, "baselines": {uuid: {"memory_mib", "learnt_at"}}, "problems", "next_id" (for a run
+    that is to be launched), "runs": [{"id", "tag", "recipe", "created_at", "live", "gpus", "log", "grace_s",
+    "leader", "family": [member]}] (not over yet)}.
     A member is {"pid", "start", "nspid": innermost pid, "pidns", "state"}; the supervisor is among them.
     """
     state_dir = str(request["state_dir"])
     processes = proc.table()
     tagged = kin.tagged(processes)
     runs, problems = [], []
-    for run in list_runs(state_dir):
+    everything = list_runs(state_dir)
+    for run in everything:
         if run.has("exit.json"):
             continue
         record = run.record()
@@ -67,6 +69,8 @@ def inside_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         "runs": runs,
         "baselines": baselines(state_dir),
         "problems": problems,
+        # By the clock of this place: those of several laptops differ, and ids are the order of the runs.
+        "next_id": new_id(after=everything[0].id if everything else ""),
     }
     facts.update(proc.here())
     return facts

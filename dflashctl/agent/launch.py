@@ -164,7 +164,8 @@ def rotate_log(run: RunFolder, log: str) -> Optional[str]:
     suffix = "before-%s" % run.id
     for other in list_runs(os.path.dirname(os.path.dirname(run.path))):
         record = other.record().value if other.id != run.id else None
-        if record is not None and record.get("log") == log:
+        # Of those that called their log so, the one whose log was not moved aside before wrote this one.
+        if record is not None and record.get("log") == log and other.log_path(record) == log:
             suffix = other.id
             break
     aside = "%s.%s" % (log, suffix)

@@ -7,12 +7,10 @@ with None, when too little is proven to write anything.
 from __future__ import annotations
 
 import re
-from calendar import timegm
-from time import strptime
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
 
 from .ending import exit_body, killer
-from .runfolder import Loaded, RunFolder, number, read_lines, whole
+from .runfolder import Loaded, RunFolder, number, read_lines, time_of, whole
 
 
 class Rebuilt(NamedTuple):
@@ -48,7 +46,7 @@ def record(run: RunFolder) -> Optional[Rebuilt]:
         "id": run.id,
         "tag": None,
         "recipe": recipe,
-        "created_at": created_at(run.id),
+        "created_at": time_of(run.id),
         "created_by": launched.get("by"),
         "host": launched.get("host"),
         "boot_id": supervised.get("boot_id"),
@@ -122,11 +120,6 @@ REBUILD: Dict[str, Callable[[RunFolder], Optional[Rebuilt]]] = {
     "summary.json": summary,
 }
 """The others (environment, members, heartbeat, root cause) stand nowhere else: they are only set aside."""
-
-
-def created_at(run_id: str) -> float:
-    """The time in an id, in seconds since the epoch: 20261130T120000500-abcdef is 12:00:00.5 UTC."""
-    return timegm(strptime(run_id[:15], "%Y%m%dT%H%M%S")) + int(run_id[15:18]) / 1000.0
 
 
 def _recipe_name(run: RunFolder) -> Optional[str]:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import time
+from calendar import timegm
 from datetime import datetime, timezone
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -19,10 +20,26 @@ ID_PATTERN = re.compile(r"\d{8}T\d{9}-[0-9a-f]{6}")
 TAG_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def new_id(now_s: Optional[float] = None) -> str:
-    """YYYYMMDDTHHMMSSmmm-xxxxxx: sorts by time, unique without coordination."""
-    now = datetime.fromtimestamp(time.time() if now_s is None else now_s, timezone.utc)
-    return "%s%03d-%s" % (now.strftime("%Y%m%dT%H%M%S"), now.microsecond // 1000, os.urandom(3).hex())
+def new_id(now_s: Optional[float] = None, after: str = "") -> str:
+    """YYYYMMDDTHHMMSSmmm-xxxxxx: sorts by time, unique without coordination. It sorts behind the id `after`,
+    also where the clock was set back since."""
+    stamp = _stamp(time.time() if now_s is None else now_s)
+    if stamp <= after[: len(stamp)]:
+        try:
+            stamp = _stamp(time_of(after) + 0.0015)  # a float may lie below its millisecond
+        except (ValueError, OverflowError):  # digits that are no time
+            pass
+    return "%s-%s" % (stamp, os.urandom(3).hex())
+
+
+def _stamp(at: float) -> str:
+    moment = datetime.fromtimestamp(at, timezone.utc)
+    return "%s%03d" % (moment.strftime("%Y%m%dT%H%M%S"), moment.microsecond // 1000)
+
+
+def time_of(run_id: str) -> float:
+    """The time in an id, in seconds since the epoch: 20261130T120000500-abcdef is 12:00:00.5 UTC."""
+    return timegm(time.strptime(run_id[:15], "%Y%m%dT%H%M%S")) + int(run_id[15:18]) / 1000.0
 
 
 class Loaded(NamedTuple):

@@ -158,7 +158,6 @@ def _start(
     wishes: Wishes,
 ) -> tuple[Outcome, LaunchPlan | None, bool]:
     """The outcome; the plan, unless it was only shown; and whether the run has ended already."""
-    from dflashctl.agent.runfolder import new_id
     from dflashctl.cli.eachhost import Outcome
     from dflashctl.cli.launchtext import show_answer, show_plan
     from dflashctl.runs.launch import plan_launch
@@ -173,7 +172,7 @@ def _start(
     plan = plan_launch(
         engine.host,
         recipe,
-        run_id=new_id(),
+        run_id=facts.inside["next_id"],
         inside=facts.inside,
         gpus=gpus,
         created_by=person(),

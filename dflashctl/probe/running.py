@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dflashctl.agent.runfolder import new_id
 from dflashctl.errors import RunBad, Unreachable
 from dflashctl.gpus.choose import Wish
 from dflashctl.probe.plan import Work, gpus_for
@@ -54,7 +53,12 @@ def start(
         want = work.probe.gpus if work.probe else 1
         gpus, note = gpus_for(facts.box, facts.host, wish, want)
         plan = plan_launch(
-            engine.host, recipe, run_id=new_id(), inside=facts.inside, gpus=gpus, created_by=person()
+            engine.host,
+            recipe,
+            run_id=facts.inside["next_id"],
+            inside=facts.inside,
+            gpus=gpus,
+            created_by=person(),
         )
         plan = replace(plan, files=work.files(f"{engine.host.state_dir}/runs/{plan.run_id}"))
         if dry_run:

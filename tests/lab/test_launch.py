@@ -54,6 +54,18 @@ def test_the_tag_of_a_live_run_is_refused_and_free_after_its_end(project: Projec
     assert second["rotated"] == f"/workspace/train_x_a.log.{first['run']}"
 
 
+def test_a_laptop_whose_clock_is_ahead_hides_no_later_run(project: Project) -> None:
+    first = project.launch("a")["run"]
+    project.run("kill", "a")
+    ahead = "29991231T235959000-0a1b2c"
+    project.inside(
+        f"cd /workspace/.dflashctl/runs && mv {first} {ahead} && sed -i s/{first}/{ahead}/ {ahead}/record.json"
+    )
+    second = project.launch("a")["run"]
+    assert [run["id"] for run in project.json("status", "a")["runs"]] == [second]
+    assert project.json("logs", "a")["id"] == second > ahead
+
+
 def test_waiting_gives_the_end(project: Project) -> None:
     done = project.run("launch", "--tag", "short", "--wait")
     assert "short finished: exit code 0 after" in done.stdout

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import curate, history, proc, rebuilding, repair, runfolder
+from dflashctl.agent import curate, history, proc, repair, runfolder
 from dflashctl.cli.main import run
 
 JSON_FILES = ("record.json", "supervisor.json", "exit.json")
@@ -244,7 +244,7 @@ def test_a_folder_that_tells_nothing_gets_no_record(box: Any, ended: Path) -> No
 
 
 def test_the_time_in_an_id() -> None:
-    assert rebuilding.created_at("20261130T120000500-abcdef") == pytest.approx(1796040000.5)
+    assert runfolder.time_of("20261130T120000500-abcdef") == pytest.approx(1796040000.5)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -19,7 +19,7 @@ from gpu_kit import (
     row,
 )
 
-from dflashctl.agent import hostfacts, insidefacts, proc
+from dflashctl.agent import hostfacts, insidefacts, pick, proc, runfolder
 from dflashctl.errors import Unreachable
 from dflashctl.gpus import facts as gpufacts
 from dflashctl.gpus import smi
@@ -97,6 +97,17 @@ def test_inside_facts_name_runs_that_are_not_over(box: Any, until: Any) -> None:
     assert member["pidns"] == facts["pidns"] == proc.pid_namespace()
     assert member["start"] == live["leader"]["start"]
     assert facts["release"] is None
+
+
+def test_the_place_names_the_next_run_behind_all_of_its_runs(box: Any) -> None:
+    """Laptops' clocks differ; one that is ahead must not make its ended run the newest of a tag for hours."""
+    request = {"state_dir": box.state_dir, "code_root": None}
+    assert insidefacts.inside_facts(request, None)["next_id"] > runfolder.new_id(time.time() - 60)
+    ended = box.launch(["true"], id=runfolder.new_id(time.time() + 7200))
+    box.wait(ended)
+    following = insidefacts.inside_facts(request, None)["next_id"]
+    live = box.launch(["sleep", "60"], id=following)
+    assert pick.one_run({"state_dir": box.state_dir, "tag": "t"}).id == live["id"] == following
 
 
 def test_idle_levels_are_learnt_on_demand_and_kept(tmp_path: Path) -> None:

@@ -135,6 +135,19 @@ def test_a_tag_is_free_again_after_the_end_and_the_old_log_is_kept(box: Any) -> 
     assert Path(box.run(first).log_path(record)).read_text() == "KeyError of the first\n"
 
 
+def test_a_log_that_was_moved_aside_is_never_overwritten(box: Any) -> None:
+    """Ids of an older version tell the time of the laptop: the first one here was two hours ahead."""
+    first = box.python("print('first')", id=runfolder.new_id(time.time() + 7200))
+    box.wait(first)
+    second = box.python("print('second')")
+    box.wait(second)
+    third = box.python("print('third')")
+    box.wait(third)
+    for answer, said in ((first, "first"), (second, "second"), (third, "third")):
+        run = box.run(answer)
+        assert Path(run.log_path(run.record().value)).read_text() == f"{said}\n"
+
+
 def test_a_log_of_nobody_is_kept_too(box: Any) -> None:
     (box.root / "train_t.log").write_text("by hand\n")
     answer = box.python("pass")

@@ -30,6 +30,20 @@ def test_ids_sort_by_time_and_never_repeat() -> None:
     assert all(runfolder.ID_PATTERN.fullmatch(one) for one in ids)
 
 
+@pytest.mark.parametrize("ahead_s", [0.0, 0.5, 7200.0, 10 * 365 * 86400.0])
+def test_an_id_sorts_behind_the_newest_one_whatever_the_clock_says(ahead_s: float) -> None:
+    now_s = 1_767_323_045.999
+    newest = runfolder.new_id(now_s + ahead_s)
+    following = runfolder.new_id(now_s, after=newest)
+    assert runfolder.ID_PATTERN.fullmatch(following) and following > newest
+    assert runfolder.time_of(following) == pytest.approx(now_s + ahead_s, abs=0.01), "and no further"
+    assert runfolder.new_id(now_s, after=runfolder.new_id(now_s - 1)) < runfolder.new_id(now_s + 1)
+
+
+def test_a_folder_whose_digits_are_no_time_stops_no_launch() -> None:
+    assert runfolder.ID_PATTERN.fullmatch(runfolder.new_id(5.0, after="99999999T999999999-ffffff"))
+
+
 @pytest.mark.parametrize(
     "name", ["", "..", "../x", "20260102T030405678-0a1b2c/..", "20260102T030405678-0A1B2C"]
 )
