@@ -4,9 +4,10 @@ Connection."""
 from __future__ import annotations
 
 import getpass
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fabric
 import paramiko
@@ -14,6 +15,7 @@ import paramiko
 from dflashctl.config.hosts import Host
 from dflashctl.errors import UsageError
 from dflashctl.remote import sshconfig
+from dflashctl.remote.known_hosts import SSH_PORT
 
 MAX_HOPS = 8
 
@@ -93,21 +95,21 @@ def _way(name: str, config: paramiko.SSHConfig, seen: tuple[str, ...]) -> list[s
     """As OpenSSH: the jumps of ProxyJump in their order; the first of them may need jumps of its own."""
     if name in seen or len(seen) >= MAX_HOPS:
         raise UsageError(f"ProxyJump goes in a circle: {' -> '.join((*seen, name))}", where="~/.ssh/config")
-    bare = fabric.Connection.derive_shorthand(fabric.Connection, name)["host"]
-    jumps = sshconfig.jumps(_lookup(config, bare))
+    jumps = sshconfig.jumps(_lookup(config, address(name).host))
     jumps = [] if jumps and jumps[0] == name else jumps
     return [*(_way(jumps[0], config, (*seen, name)) if jumps else []), *jumps[1:], name]
 
 
 def _hop(name: str, target: Target, final: Target | None, base: fabric.Config, before: list[Hop]) -> Hop:
-    entry = _lookup(base.base_ssh_config, name.rpartition("@")[2].partition(":")[0])
+    spec = address(name)
+    entry = _lookup(base.base_ssh_config, spec.host)
     gateway: Any = before[-1].connection if before else entry.get("proxycommand", False)
     if isinstance(gateway, str) and gateway.lower() == "none":
         gateway = False
     connection = fabric.Connection(
-        name,
-        user=final.user if final else None,
-        port=final.port if final else None,
+        spec.host,
+        user=(final.user if final else None) or spec.user,
+        port=(final.port if final else None) or spec.port,
         gateway=gateway,
         config=base,  # not a clone: that would read ~/.fabric.yaml
         forward_agent=False,
@@ -125,8 +127,34 @@ def _hop(name: str, target: Target, final: Target | None, base: fabric.Config, b
     )
 
 
+class Spec(NamedTuple):
+    """A machine as people write it; None for what they leave to the configuration."""
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+
+
+def address(text: str) -> Spec:
+    """`host`, `user@host:port`, `user@[2001:db8::1]:port`, `2001:db8::1` or `ssh://user@host:port`. Raises
+    UsageError for a port that is none."""
+    bare = text.removeprefix("ssh://").rstrip("/")
+    user, _, place = bare.rpartition("@")
+    found = re.fullmatch(r"(?:\[(?P<six>.+)\]|(?P<name>[^:]*))(?::(?P<port>[^:]*))?", place)
+    if found is None:  # several colons without brackets: an IPv6 address alone
+        return Spec(place, user or None)
+    port = found["port"]
+    if port is not None and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise UsageError(f"{text!r}: {port!r} is no port")
+    return Spec(found["six"] or found["name"], user or None, int(port) if port else None)
+
+
 def _lookup(config: paramiko.SSHConfig, name: str) -> dict[str, Any]:
     try:
-        return dict(config.lookup(name))
+        entry = sshconfig.expanded(dict(config.lookup(name)), name)
+        port = str(entry.get("port", SSH_PORT))
+        if not (port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError(f"Port {port!r} is none")
+        return entry
     except Exception as error:  # paramiko raises what it meets: a Match exec without invoke, a bad port
         raise UsageError(f"cannot be applied to {name}: {error}", where="~/.ssh/config") from error

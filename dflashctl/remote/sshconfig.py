@@ -3,10 +3,12 @@ first."""
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import shlex
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
@@ -16,6 +18,7 @@ from paramiko import SSHConfig
 from paramiko.ssh_exception import ConfigParseError
 
 from dflashctl.errors import UsageError
+from dflashctl.remote.known_hosts import SSH_PORT
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
@@ -23,8 +26,14 @@ SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 MAX_INCLUDE_DEPTH = 16
 
-_INCLUDE = re.compile(r"^\s*include(?:\s*=\s*|\s+)(?P<patterns>.+?)\s*$", re.IGNORECASE)
-_SECTION = re.compile(r"^\s*(?:host|match)(?:\s*=\s*|\s+)\S", re.IGNORECASE)
+_SETTING = re.compile(r"^\s*(?P<keyword>\w+)(?:\s*=\s*|\s+)(?P<value>.+?)\s*$")
+_RAW = ("proxycommand", "localcommand", "remotecommand", "knownhostscommand")
+"""Whose value is the rest of the line, whatever stands in it."""
+
+_FILES = ("userknownhostsfile", "globalknownhostsfile")
+"""Whose value is a list of file names; kept as the words of a shell."""
+
+_TOKEN = re.compile(r"%(?P<token>.)|\$\{(?P<variable>\w+)\}")
 
 
 @dataclass(frozen=True)
@@ -60,29 +69,130 @@ def load(paths: Iterable[Path] | None = None) -> SSHConfig:
     return config
 
 
-def expand_includes(path: Path, depth: int = 0) -> list[str]:
-    """The file's lines with those of included files in place; after them the enclosing section goes on.
+def expand_includes(path: Path, depth: int = 0, above: Sequence[str] = ()) -> list[str]:
+    """The file's lines as paramiko reads them rightly, those of included files in place; after them the
+    enclosing section goes on. `above`: the conditions of the sections in which this file is included, which
+    hold for its own sections, too.
 
     Relative names are below ~/.ssh (or /etc/ssh for the system's file); missing files are passed over.
+    Raises UsageError, OSError.
     """
     if depth > MAX_INCLUDE_DEPTH:
         raise UsageError(f"Include goes deeper than {MAX_INCLUDE_DEPTH} files", where=str(path))
     base = SYSTEM_CONFIG.parent if SYSTEM_CONFIG.parent in path.parents else Path("~/.ssh").expanduser()
     lines: list[str] = []
-    section = "Host *\n"
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        include = _INCLUDE.match(line)
-        if include is None:
-            if _SECTION.match(line):
-                section = line + "\n"
+    conditions = list(above)
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        setting = _SETTING.match(line)
+        keyword = setting["keyword"].lower() if setting else ""
+        value = setting["value"] if setting else ""
+        if keyword not in _RAW:
+            value = without_comment(value)
+        if setting is None:
             lines.append(line + "\n")
-            continue
-        for pattern in shlex.split(include["patterns"]):
-            # Not Path.glob: the pattern may be absolute, and `base / absolute` is that.
-            for name in sorted(glob(str(base / Path(pattern).expanduser()))):  # noqa: PTH207
-                if Path(name).is_file():
-                    lines += [*expand_includes(Path(name), depth + 1), section]
+        elif not value:
+            lines.append(keyword + "\n")  # paramiko refuses it in its own words
+        elif keyword == "include":
+            for pattern in _words(value, path, number):
+                # Not Path.glob: the pattern may be absolute, and `base / absolute` is that.
+                for name in sorted(glob(str(base / Path(pattern).expanduser()))):  # noqa: PTH207
+                    if Path(name).is_file():
+                        lines += [*expand_includes(Path(name), depth + 1, conditions), section(conditions)]
+        elif keyword in ("host", "match"):
+            conditions = [*above, *_conditions(keyword, _words(value, path, number))]
+            lines.append(section(conditions))
+        else:
+            lines.append(f"{keyword} {_for_paramiko(keyword, value, path, number)}\n")
     return lines
+
+
+def section(conditions: Sequence[str]) -> str:
+    """The line that begins a section: all of these conditions together, each as words of a Match line."""
+    telling = [each for each in conditions if each != "all"]
+    return f"Match {' '.join(telling)}\n" if telling else "Host *\n"
+
+
+def _conditions(keyword: str, words: list[str]) -> list[str]:
+    """Of a Host or Match line, each as words of a Match line: `Host a b` is `originalhost a,b`."""
+    if keyword == "host":
+        return [f"originalhost {shlex.quote(','.join(words))}"]
+    found = []
+    rest = list(words)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")  # `host=gpu` is `host gpu`
+        rest = [value, *rest] if equals else rest
+        name = name.lower()
+        alone = name.lstrip("!") in ("all", "canonical", "final")
+        found.append(name if alone or not rest else f"{name} {shlex.quote(rest.pop(0))}")
+    return found
+
+
+def _for_paramiko(keyword: str, value: str, path: Path, number: int) -> str:
+    """A value in the form in which paramiko keeps its meaning: it takes double quotes off both ends, whatever
+    stands between, and forgets a `ProxyCommand none`, which forbids a later ProxyJump."""
+    if keyword in _FILES:
+        return shlex.join(_words(value, path, number))
+    if keyword == "proxycommand":
+        return '"none"' if value.lower() == "none" else value
+    if keyword not in _RAW and ('"' in value or "'" in value):
+        words = _words(value, path, number)
+        return words[0] if len(words) == 1 and words[0] else value
+    return value
+
+
+def without_comment(value: str) -> str:
+    """A value up to a word that begins with `#`, as OpenSSH reads it; quotes may hold one."""
+    quote = ""
+    for at, character in enumerate(value):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character == "#" and (at == 0 or value[at - 1] in " \t"):
+            return value[:at].rstrip()
+    return value
+
+
+def _words(value: str, path: Path, number: int) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise UsageError(f"line {number} cannot be read: {error}", where=str(path)) from error
+
+
+def expanded(entry: dict[str, Any], name: str) -> dict[str, Any]:
+    """A looked-up host with the tokens and ${VARIABLES} of ssh_config(5) in its file names; `name` as the
+    person wrote it. A variable that is not set stays as it stands, and so do tokens that are none."""
+    user = getpass.getuser()
+    machine = socket.gethostname()
+    values = {
+        "%": "%",
+        "d": str(Path("~").expanduser()),
+        "h": entry.get("hostname", name),
+        "i": str(os.getuid()),
+        "k": entry.get("hostkeyalias", name),
+        "L": machine.partition(".")[0],
+        "l": machine,
+        "n": name,
+        "p": entry.get("port", SSH_PORT),
+        "r": entry.get("user", user),
+        "u": user,
+    }
+
+    def fill(found: re.Match[str]) -> str:
+        if found["token"]:
+            return str(values.get(found["token"], found[0]))
+        return os.environ.get(found["variable"], found[0])
+
+    result = dict(entry)
+    for key in _FILES:
+        if key in entry:
+            result[key] = shlex.join(_TOKEN.sub(fill, word) for word in shlex.split(entry[key]))
+    if "identityagent" in entry:
+        result["identityagent"] = _TOKEN.sub(fill, entry["identityagent"])
+    if "identityfile" in entry:
+        result["identityfile"] = [_TOKEN.sub(fill, each) for each in entry["identityfile"]]
+    return result
 
 
 def host_key_rules(entry: dict[str, Any], explicit: str | None = None) -> HostKeyRules:
@@ -123,9 +233,15 @@ def agent_socket(entry: dict[str, Any]) -> str | None:
 
 
 def jumps(entry: dict[str, Any]) -> list[str]:
-    """ProxyJump's hops in the order in which they are passed; none for `none` or when it is not set."""
+    """ProxyJump's hops in the order in which they are passed; none for `none` or when it is not set, or when
+    a ProxyCommand came first."""
     value = str(entry.get("proxyjump") or "none")
-    return [] if value.lower() == "none" else [hop.strip() for hop in value.split(",") if hop.strip()]
+    if value.lower() == "none":
+        return []
+    keys = list(entry)  # in the order in which they were found
+    if "proxycommand" in keys and keys.index("proxycommand") < keys.index("proxyjump"):
+        return []
+    return [hop.strip() for hop in value.split(",") if hop.strip()]
 
 
 def _file_list(value: str | None, default: tuple[str, ...]) -> list[str]:

@@ -58,9 +58,8 @@ def test_a_laptop_whose_clock_is_ahead_hides_no_later_run(project: Project) -> N
     first = project.launch("a")["run"]
     project.run("kill", "a")
     ahead = "29991231T235959000-0a1b2c"
-    project.inside(
-        f"cd /workspace/.dflashctl/runs && mv {first} {ahead} && sed -i s/{first}/{ahead}/ {ahead}/record.json"
-    )
+    project.inside(f"cd /workspace/.dflashctl/runs && mv {first} {ahead}")
+    project.inside(f"sed -i s/{first}/{ahead}/ /workspace/.dflashctl/runs/{ahead}/record.json")
     second = project.launch("a")["run"]
     assert [run["id"] for run in project.json("status", "a")["runs"]] == [second]
     assert project.json("logs", "a")["id"] == second > ahead
