@@ -12,11 +12,13 @@ TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class GitFacts:
-    """`tracked` and `changed` are paths relative to the root that was asked about."""
+    """`tracked`, `changed` and `ignored` (files, and folders as a whole) are paths relative to the root that
+    was asked about."""
 
     commit: str
     tracked: frozenset[str] = field(default_factory=frozenset)
     changed: frozenset[str] = field(default_factory=frozenset)
+    ignored: frozenset[str] = field(default_factory=frozenset)
 
     def describe(self, deployed: set[str]) -> tuple[dict[str, object], int]:
         """({"commit", "dirty"}, number of deployed files that differ from the commit)."""
@@ -28,16 +30,20 @@ def read_git(root: Path) -> GitFacts | None:
     """None without git, outside a repository, before the first commit, or when git refuses to look."""
     commit = _git(root, "rev-parse", "--verify", "HEAD")
     tracked = _git(root, "ls-files", "-z", "--cached")
-    status = _git(root, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames", "--", ".")
+    whole = ("--untracked-files=all", "--ignored=matching", "--no-renames")
+    status = _git(root, "status", "--porcelain=v1", "-z", *whole, "--", ".")
     prefix = _git(root, "rev-parse", "--show-prefix")
     if commit is None or tracked is None or status is None or prefix is None:
         return None
     below = os.fsdecode(prefix.rstrip(b"\n"))
-    changed = (os.fsdecode(row[3:]).removeprefix(below) for row in status.split(b"\0") if len(row) > 3)
+    rows = [
+        (row[:2], os.fsdecode(row[3:]).removeprefix(below)) for row in status.split(b"\0") if len(row) > 3
+    ]
     return GitFacts(
         commit.decode("ascii").strip(),
         frozenset(os.fsdecode(path) for path in tracked.split(b"\0") if path),
-        frozenset(changed),
+        frozenset(path for kind, path in rows if kind != b"!!"),
+        frozenset(path.rstrip("/") for kind, path in rows if kind == b"!!"),
     )
 
 

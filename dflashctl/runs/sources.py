@@ -6,11 +6,8 @@ import hashlib
 import os
 import posixpath
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import pathspec
 
 from dflashctl.agent.release import (
     FILE,
@@ -25,14 +22,14 @@ from dflashctl.agent.release import (
 from dflashctl.config.recipe import Deploy
 from dflashctl.errors import UsageError, VerificationFailed
 from dflashctl.runs.gitfacts import GitFacts, read_git
-from dflashctl.runs.globs import matches, may_match_below, names_literally, secret_reason, unfit_name
+from dflashctl.runs.globs import matches, names_literally, secret_reason, unfit_name
+from dflashctl.runs.walk import Walk, changed_while_read
 
 KEEP_FILE_BYTES = 1 << 20
 KEEP_ALL_BYTES = 64 << 20
 """Contents up to these sizes stay in memory; a larger one is read and hashed once more when it is packed."""
 
 ATTEMPTS = 3
-NEVER = ("__pycache__", ".git", ".hg", ".svn")
 
 
 @dataclass(frozen=True)
@@ -85,12 +82,6 @@ class Snapshot:
         return data
 
 
-def changed_while_read(path: str) -> VerificationFailed:
-    return VerificationFailed(
-        f"{path} changed while it was being read; nothing was sent", next="let it settle, then deploy again"
-    )
-
-
 def take_snapshot(deploy: Deploy, project_root: Path) -> Snapshot:
     """Read the files of a recipe once.
 
@@ -111,7 +102,7 @@ def take_snapshot(deploy: Deploy, project_root: Path) -> Snapshot:
 
 
 def _read_all(deploy: Deploy, root: Path, git: GitFacts | None) -> tuple[SourceFile, ...]:
-    chosen = select(deploy, root, git.tracked if git else frozenset())
+    chosen = select(deploy, root, git)
     files: list[SourceFile] = []
     stamps: dict[str, tuple[int, ...]] = {}
     kept = 0
@@ -128,13 +119,13 @@ def _read_all(deploy: Deploy, root: Path, git: GitFacts | None) -> tuple[SourceF
     return tuple(files)
 
 
-def select(deploy: Deploy, root: Path, tracked: frozenset[str] = frozenset()) -> list[str]:
+def select(deploy: Deploy, root: Path, git: GitFacts | None = None) -> list[str]:
     """Paths (with `/`) that travel, sorted: included, not excluded, and not ignored by git, unless git tracks
     them or the recipe names them in full."""
     chosen: list[str] = []
     unused = set(deploy.include)
     ignored: dict[str, str] = {}
-    for path, skipped in Walk(deploy, root, tracked):
+    for path, skipped in Walk(deploy, root, git):
         hits = [pattern for pattern in deploy.include if matches(path, [pattern])]
         if not hits or matches(path, deploy.exclude):
             continue
@@ -154,70 +145,6 @@ def select(deploy: Deploy, root: Path, tracked: frozenset[str] = frozenset()) ->
             f"deploy.include: {pattern!r} matches no file{why} below {root}", next="correct it, or remove it"
         )
     return sorted(chosen)
-
-
-class Walk:
-    """Iterates over (path, ignored by git) of files, links and empty folders that a pattern may mean. An
-    ignored folder comes as one path, unless it holds something that travels all the same."""
-
-    def __init__(self, deploy: Deploy, root: Path, tracked: frozenset[str]) -> None:
-        self._include = deploy.include
-        self._root = root
-        self._tracked = tracked
-        wanted = {pattern.removeprefix("./") for pattern in deploy.include} | tracked
-        self._open_anyway = {parent for path in wanted for parent in parents(path)}
-
-    def __iter__(self) -> Iterator[tuple[str, bool]]:
-        yield from self._folder(self._root, "", _ignores_above(self._root), False)
-
-    def _folder(
-        self, folder: Path, prefix: str, ignores: Ignores, inherited: bool
-    ) -> Iterator[tuple[str, bool]]:
-        ignores = ignores + _ignore_file(folder)
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-        if not entries and prefix:
-            yield prefix.rstrip("/"), inherited
-        for entry in entries:
-            path = prefix + entry.name
-            is_folder = entry.is_dir(follow_symlinks=False)
-            if entry.name in NEVER or (entry.name.endswith((".pyc", ".pyo")) and not is_folder):
-                continue
-            ignored = inherited or _ignored(ignores, f"{folder}/{entry.name}" + ("/" if is_folder else ""))
-            if not is_folder:
-                yield path, ignored and path not in self._tracked
-            elif ignored and path not in self._open_anyway:
-                yield path, True
-            elif may_match_below(path, self._include):
-                yield from self._folder(Path(entry.path), path + "/", ignores, ignored)
-
-
-Ignores = list[tuple[str, pathspec.GitIgnoreSpec]]
-"""(folder that the patterns are relative to, as an absolute path with a trailing slash, patterns)."""
-
-
-def _ignores_above(root: Path) -> Ignores:
-    """.gitignore files from the top of the repository down to root's parent; none outside a repository."""
-    top = next((up for up in (root, *root.parents) if (up / ".git").exists()), root)
-    between = [up for up in reversed(root.parents) if up == top or top in up.parents]
-    return [found for up in between for found in _ignore_file(up)]
-
-
-def _ignore_file(folder: Path) -> Ignores:
-    try:
-        lines = (folder / ".gitignore").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    return [(f"{folder}/", pathspec.GitIgnoreSpec.from_lines(lines))]
-
-
-def _ignored(ignores: Ignores, absolute: str) -> bool:
-    """git's rule: the deepest .gitignore that has a word on the path decides."""
-    for base, spec in reversed(ignores):
-        verdict = spec.check_file(absolute.removeprefix(base)).include
-        if verdict is not None:
-            return verdict
-    return False
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ Run: python -m pytest tests/unit/test_deploy_sources.py
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -139,6 +140,64 @@ def test_a_tracked_file_travels_although_a_pattern_ignores_it(tmp_path: Path) ->
     git(tmp_path, "add", "-f", "gen/kept.py", ".gitignore")
     git(tmp_path, "commit", "-qm", "one")
     assert taken(tmp_path) == [".gitignore", "gen/kept.py"]
+
+
+IGNORES = {
+    "all but": "*\n!*.py\n!*/\n!.gitignore\n",  # a library of patterns gets this one wrong
+    "byte order mark": "\ufeff*.log\n",
+    "form feed": "a.py\x0cb.py\nx\u2028y\n",
+    "carriage returns": "*.log\r\nsub/\r\n",
+    "again": "sub/*\n!sub/c.py\n",
+}
+
+
+@pytest.mark.parametrize("text", IGNORES.values(), ids=IGNORES.keys())
+def test_what_travels_is_what_git_itself_would_take(tmp_path: Path, text: str) -> None:
+    tree(
+        tmp_path, a_dot_py="", a_dot_log="", mine="", sub__c_dot_py="", sub__c_dot_log="", w_dot_glob="", x=""
+    )
+    (tmp_path / ".gitignore").write_bytes(text.encode())
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
+    (tmp_path / "rules").write_text("*.glob\n")
+    git(tmp_path, "config", "core.excludesFile", str(tmp_path / "rules"))
+    (tmp_path / ".git" / "info" / "exclude").write_text("mine\n")
+    argv = ["git", "-C", str(tmp_path), "ls-files", "-z", "--others", "--exclude-standard"]
+    git_s = subprocess.run(argv, capture_output=True, check=True).stdout.decode().split("\0")
+    found = taken(tmp_path)
+    assert found == sorted(path for path in git_s if path)
+    assert "mine" not in found and "w.glob" not in found
+
+
+@pytest.mark.parametrize("name", ["byte order mark", "carriage returns", "form feed"])
+def test_a_gitignore_without_a_repository_has_git_s_lines(tmp_path: Path, name: str) -> None:
+    tree(tmp_path, a_dot_py="", a_dot_log="", x="")
+    (tmp_path / ".gitignore").write_bytes(IGNORES[name].encode())
+    assert ("a.log" in taken(tmp_path)) == (name == "form feed") and "a.py" in taken(tmp_path)
+
+
+def test_a_repository_within_has_its_own_rules_and_an_ignored_empty_folder_stays(tmp_path: Path) -> None:
+    tree(tmp_path, _dot_gitignore="*.log\nempty/\n", a_dot_py="", lib__a_dot_log="", lib__b_dot_tmp="")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "lib" / ".gitignore").write_text("*.tmp\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
+    git(tmp_path / "lib", "init", "-q")
+    assert taken(tmp_path) == [".gitignore", "a.py", "lib/.gitignore", "lib/a.log"]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree(tmp_path, a_dot_py="", mine__b_dot_py="", lib__c_dot_py="")
+    real = os.scandir
+
+    def refuse(folder: Path) -> object:
+        if Path(folder).name == "mine":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert "mine/ cannot be read: Permission denied" in refused(tmp_path, "**")
+    assert taken(tmp_path, "lib/**", "a.py") == ["a.py", "lib/c.py"], "nobody means it: nobody looks"
 
 
 def test_git_says_commit_and_how_many_deployed_files_differ(tmp_path: Path) -> None:
