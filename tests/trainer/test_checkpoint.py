@@ -93,6 +93,33 @@ def test_wrong_weights_are_named(tmp_path: Path, make_drafter: Callable[..., Dra
         checkpoint.load_drafter(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_drafter_that_is_not_what_was_saved_is_not_loaded(
+    tmp_path: Path, make_drafter: Callable[..., Drafter], name: str
+) -> None:
+    """One bit of a weight, or one digit of the configuration: nothing else would notice."""
+    folder = saved(tmp_path, make_drafter())
+    content = bytearray((folder / name).read_bytes())
+    content[-3 if name == "model.safetensors" else content.index(b'"rope_theta": 1') + 14] ^= 2
+    (folder / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{name} is not what was written") as caught:
+        checkpoint.load_drafter(folder)
+    assert str(folder) in str(caught.value)
+    checkpoint.verify(saved(tmp_path, make_drafter(), 8))
+    for left in ("checksums.json", "state.safetensors", "trainer.json"):  # an exported folder has none
+        (tmp_path / "step-0000008" / left).unlink()
+        if left != "trainer.json":
+            with pytest.raises(ConfigError, match="not written to its end"):
+                checkpoint.load_drafter(tmp_path / "step-0000008")
+    checkpoint.load_drafter(tmp_path / "step-0000008")
+
+
+def test_what_training_alone_needs_may_be_gone(tmp_path: Path, make_drafter: Callable[..., Drafter]) -> None:
+    folder = saved(tmp_path, make_drafter())
+    (folder / "state.safetensors").unlink()
+    checkpoint.load_drafter(folder)
+
+
 FILES = ("model.safetensors", "state.safetensors", "trainer.json", "config.json", "checksums.json")
 
 

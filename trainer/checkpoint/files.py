@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,8 @@ from trainer.training.optim import DrafterOptimizer
 VERSION = 2
 FOLDER = re.compile(r"step-\d{7,}")
 BEST = "best"
+DRAFTERS = ("config.json", "model.safetensors")  # what is left when training is done with it
+OF_TRAINING = ("trainer.json", "state.safetensors", "checksums.json")
 RNG = "rng|"  # names of the generators' states in state.safetensors
 
 
@@ -196,8 +198,8 @@ def sweep(root: Path) -> None:
             shutil.rmtree(path)
 
 
-def verify(folder: Path, beat: Callable[[], None] = lambda: None) -> None:
-    """Hold every file to its size and sha256.
+def verify(folder: Path, beat: Callable[[], None] = lambda: None, only: Collection[str] = ()) -> None:
+    """Hold every file to its size and sha256, or those named in `only`.
 
     Raises:
         Damaged: with the first file that is not what was written, and how.
@@ -210,6 +212,8 @@ def verify(folder: Path, beat: Callable[[], None] = lambda: None) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"checksums.json cannot be read: {error}", where=str(folder)) from None
     for name, (size, digest) in wanted.items():
+        if only and name not in only:
+            continue
         path = folder / name
         try:
             found = path.stat().st_size
@@ -250,11 +254,12 @@ def restore_generators(states: Mapping[str, Tensor]) -> None:
 
 
 def load_drafter(folder: Path) -> Drafter:
-    """The drafter in `folder`, in float32.
+    """The drafter in `folder`, in float32; that of a checkpoint of training is held to its checksums.
 
     Raises:
-        ConfigError: missing, unknown or wrongly shaped weights, by name: a loader that skips them would
-            give a drafter that runs and foretells nothing.
+        ConfigError: a checkpoint that is damaged or was not written to its end; missing, unknown, wrongly
+            shaped or broken weights, by name: a loader that skips them would give a drafter that runs and
+            foretells nothing.
     """
     drafter = Drafter(read_drafter_config(folder))
     path = folder / "model.safetensors"
@@ -271,7 +276,13 @@ def load_drafter(folder: Path) -> Drafter:
             for name in sorted(set(state) & set(wanted))
             if state[name].shape != wanted[name].shape
         ),
+        *((name, "is not finite") for name in sorted(state) if not bool(state[name].isfinite().all())),
     ):
         raise ConfigError(f"weight {name} {problem}", where=str(path))
+    if any((folder / name).exists() for name in OF_TRAINING):
+        try:
+            verify(folder, only=DRAFTERS)
+        except Damaged as damage:
+            raise ConfigError(damage.what, where=damage.where, next="take another checkpoint") from None
     drafter.load_state_dict({name: tensor.float() for name, tensor in state.items()})
     return drafter
