@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -199,6 +200,57 @@ def test_contradicting_or_missing_keys_are_refused_by_name() -> None:
         from_json({key: value for key, value in data.items() if key != "num_target_layers"})
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"block_size": "8", "dflash_config.block_size": "8"}, "block_size is '8'"),
+        ({"block_size": [8]}, r"block_size is \[8\]"),
+        ({"block_size": 0, "dflash_config.block_size": 0}, "block_size is 0"),
+        ({"head_dim": "16"}, "head_dim is '16'"),
+        ({"head_dim": 15}, "head_dim is 15"),
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps is '1e-6'"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes'"),
+        ({"max_position_embeddings": 1.5}, "max_position_embeddings is 1.5"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+        ({"layer_types": 2}, "layer_types is 2"),
+        ({"rope_parameters": "yarn"}, "rope_parameters is 'yarn'"),
+        ({"rope_scaling": [4]}, "rope_scaling is"),
+        ({"rope_parameters": {"rope_theta": "1e6"}}, "rope_theta is '1e6'"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "'factor' is missing"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "factor is '2'"),
+        ({"dflash_config.mask_token_id": 500}, "mask token id 500 is outside the target's embedding of 500"),
+        ({"dflash_config.target_layer_ids": [0, 8]}, r"\[0, 8\], and the target has layers 0 to 7"),
+        ({"dflash_config.target_layer_ids": [-1, 2]}, "layers 0 to 7"),
+        ({"dflash_config.target_layer_ids": []}, "not a list of layers"),
+        ({"dflash_config.target_layer_ids": [True]}, "not a list of layers"),
+    ],
+)
+def test_values_that_are_none_of_a_drafters_are_refused_by_key(keys: dict[str, Any], message: str) -> None:
+    """Somebody else's config.json may hold anything; each of these was a traceback once, or was served."""
+    section = DrafterSection(layers=2, block_size=8)
+    data = json.loads(json.dumps(drafter_config(section, raw_config(), 7).to_json()))
+    from_json(data)
+    for key, value in keys.items():
+        part = data["dflash_config"] if "." in key else data
+        part[key.rpartition(".")[2]] = value
+    with pytest.raises(ConfigError, match=message) as caught:
+        from_json(data, "there/config.json")
+    assert caught.value.where.startswith("there/config.json")
+
+
+def test_keys_that_are_null_are_left_out() -> None:
+    made = drafter_config(DrafterSection(layers=2, block_size=8), raw_config(), 7)
+    optional = ("rms_norm_eps", "attention_bias", "initializer_range", "max_position_embeddings", "head_dim")
+    assert from_json({**made.to_json(), **dict.fromkeys(optional)}) == made
+
+
+def test_heads_of_an_odd_size_are_refused() -> None:
+    with pytest.raises(ConfigError, match="7 is odd") as caught:
+        drafter_config(DrafterSection(layers=2, head_dim=7), raw_config(), 7)
+    assert caught.value.where == "train.drafter.head_dim"
+
+
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -245,6 +297,15 @@ def test_both_spellings_of_rope(
 def test_rope_that_depends_on_the_texts_length_is_refused() -> None:
     with pytest.raises(ConfigError, match="RoPE type 'dynamic' changes with the length"):
         read_rope({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}})
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "xdrope"])
+def test_a_target_of_such_rope_can_have_a_drafter_that_turns_plainly(kind: str) -> None:
+    target = raw_config(rope_theta=5e5, rope_scaling={"rope_type": kind, "factor": 2.0})
+    with pytest.raises(ConfigError, match=r"say drafter\.rope_theta"):
+        drafter_config(DrafterSection(layers=2), target, 7)
+    made = drafter_config(DrafterSection(layers=2, rope_theta=1e6), target, 7)
+    assert made.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
 
 
 def test_a_drafter_of_another_target_is_refused_by_name_and_shape() -> None:

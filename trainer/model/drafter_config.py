@@ -15,11 +15,17 @@ from typing import Any
 
 from trainer.errors import ConfigError
 from trainer.model import target_identity
+from trainer.model.numbers import Numbers
 from trainer.model.target_identity import TargetIdentity
 
 # RoPE types whose frequencies do not depend on the length of the text at hand (that would be a data-dependent
 # step).
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_NUMBERS = {
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 
 
 @dataclass(frozen=True)
@@ -100,27 +106,37 @@ class DrafterConfig:
         }
 
 
-def read_rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+def read_rope(config: Mapping[str, Any], where: str = "config.json") -> tuple[float, dict[str, Any] | None]:
     """Theta and scaling (None: plain) from either spelling of RoPE in a model's config.json.
 
     A target's partial rotation and its multimodal sections are its own affair: the drafter rotates whole
     heads.
+
+    Raises:
+        ConfigError: a kind that changes with the text's length, or one whose numbers are missing or none.
     """
-    parameters = config.get("rope_parameters") or {}
+    parts = {key: config.get(key) or {} for key in ("rope_scaling", "rope_parameters")}
+    for key, part in parts.items():
+        if not isinstance(part, Mapping):
+            raise ConfigError(f"{key} is {part!r}, not keys and values", where=where)
     # Models with different attention kinds may hold one set per kind; full attention is the drafter's.
-    parameters = parameters.get("full_attention", parameters)
-    scaling = dict(config.get("rope_scaling") or {})
-    merged = {**scaling, **parameters}
-    theta = float(merged.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0)
+    parameters = parts["rope_parameters"].get("full_attention", parts["rope_parameters"])
+    merged = {**parts["rope_scaling"], **parameters}
+    numbers = Numbers(
+        {**merged, "rope_theta": merged.pop("rope_theta", None) or config.get("rope_theta")}, where
+    )
+    theta = float(numbers.real("rope_theta", default=10_000.0))
     kind = merged.get("rope_type") or merged.pop("type", None) or "default"
     if kind in ("default", "mrope"):
         return theta, None
     if kind not in ROPE_TYPES:
         raise ConfigError(
             f"RoPE type {kind!r} changes with the length of the text",
-            where="rope_parameters.rope_type",
-            next=f"give the drafter one of {', '.join(ROPE_TYPES)}",
+            where=f"{where}: rope_parameters.rope_type",
+            next=f"drafters here have one of {', '.join(ROPE_TYPES)}",
         )
+    for key in ROPE_NUMBERS[kind]:
+        numbers.real(key)
     for key in ("partial_rotary_factor", "mrope_section", "mrope_interleaved"):
         merged.pop(key, None)
     return theta, {**merged, "rope_type": kind}
@@ -137,39 +153,57 @@ def from_json(data: Any, where: str = "config.json") -> DrafterConfig:
     own = data.get("dflash_config", {})
     if not isinstance(own, Mapping):
         raise ConfigError(f"dflash_config is {own!r}, not keys and values", where=where)
-    block_sizes = {size for size in (data.get("block_size"), own.get("block_size")) if size is not None}
+    number, inner = Numbers(data, where), Numbers(own, f"{where}: dflash_config")
+    block_sizes = {
+        each("block_size", 2) for each in (number, inner) if each.data.get("block_size") is not None
+    }
     if len(block_sizes) != 1:
         raise ConfigError(f"block_size is said {len(block_sizes)} times: {sorted(block_sizes)}", where=where)
-    number = _Numbers(data, where)
-    layers, heads = number("num_hidden_layers"), number("num_attention_heads")
+    (block_size,) = block_sizes
+    layers, vocabulary, target_layers = (
+        number("num_hidden_layers"),
+        number("vocab_size"),
+        number("num_target_layers"),
+    )
+    heads, groups = number("num_attention_heads"), number("num_key_value_heads")
+    if heads % groups:
+        raise ConfigError(f"{heads} attention heads cannot share {groups} key/value heads", where=where)
+    given = data.get("head_dim") is not None
+    head_dim = number("head_dim", 2) if given else number("hidden_size") // heads
+    if head_dim % 2:
+        raise ConfigError(f"head_dim is {head_dim}, and RoPE turns numbers in pairs", where=where)
     layer_types = _layer_types(data, own, layers, where)
-    taps = own.get("target_layer_ids")
-    if not isinstance(taps, list) or not all(isinstance(tap, int) for tap in taps):
-        raise ConfigError(f"dflash_config.target_layer_ids is {taps!r}, not a list of layers", where=where)
-    theta, scaling = read_rope(data)
+    window = number("sliding_window") if "sliding_attention" in layer_types else None
+    mask_token_id = inner("mask_token_id", low=0)
+    if mask_token_id >= vocabulary:
+        raise ConfigError(
+            f"mask token id {mask_token_id} is outside the target's embedding of {vocabulary:,} rows",
+            where=inner.where,
+        )
+    theta, scaling = read_rope(data, where)
     return DrafterConfig(
         hidden_size=number("hidden_size"),
         intermediate_size=number("intermediate_size"),
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=number("num_key_value_heads"),
-        head_dim=data.get("head_dim") or number("hidden_size") // heads,
-        vocab_size=number("vocab_size"),
-        block_size=block_sizes.pop(),
-        num_target_layers=number("num_target_layers"),
-        taps=tuple(taps),
-        mask_token_id=_Numbers(own, f"{where}: dflash_config")("mask_token_id", low=0),
+        num_key_value_heads=groups,
+        head_dim=head_dim,
+        vocab_size=vocabulary,
+        block_size=block_size,
+        num_target_layers=target_layers,
+        taps=_taps(own.get("target_layer_ids"), target_layers, where),
+        mask_token_id=mask_token_id,
         layer_types=layer_types,
-        sliding_window=number("sliding_window") if "sliding_attention" in layer_types else None,
-        rms_norm_eps=data.get("rms_norm_eps", 1e-6),
-        max_position_embeddings=data.get("max_position_embeddings", 32768),
-        attention_bias=data.get("attention_bias", False),
+        sliding_window=window,
+        rms_norm_eps=number.real("rms_norm_eps", default=1e-6),
+        max_position_embeddings=number("max_position_embeddings", default=32768),
+        attention_bias=number.flag("attention_bias"),
         rope_theta=theta,
         rope_scaling=scaling,
-        initializer_range=data.get("initializer_range", 0.02),
-        bos_token_id=data.get("bos_token_id"),
-        eos_token_id=data.get("eos_token_id"),
-        pad_token_id=data.get("pad_token_id"),
+        initializer_range=number.real("initializer_range", default=0.02),
+        bos_token_id=number.token("bos_token_id"),
+        eos_token_id=number.token("eos_token_id"),
+        pad_token_id=number.token("pad_token_id"),
         target=target_identity.from_json(own.get("target_identity"), f"{where}: dflash_config"),
     )
 
@@ -191,25 +225,24 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
         raise ConfigError(f"not a JSON file: {error}", where=str(path)) from None
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """Reads integers, and refuses what is none by its key."""
-
-    data: Mapping[str, Any]
-    where: str
-
-    def __call__(self, key: str, low: int = 1) -> int:
-        if key not in self.data:
-            raise ConfigError(f"key {key!r} is missing", where=self.where)
-        value = self.data[key]
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise ConfigError(f"{key} is {value!r}, not a number from {low}", where=self.where)
-        return value
+def _taps(said: Any, target_layers: int, where: str) -> tuple[int, ...]:
+    """Layers of the target, counted from 0; `trainer.model.taps.check_taps` says which of them serve."""
+    if not isinstance(said, list) or not said or not all(type(tap) is int for tap in said):
+        raise ConfigError(f"dflash_config.target_layer_ids is {said!r}, not a list of layers", where=where)
+    if not all(0 <= tap < target_layers for tap in said):
+        raise ConfigError(
+            f"dflash_config.target_layer_ids is {said}, and the target has layers 0 to {target_layers - 1}",
+            where=where,
+        )
+    return tuple(said)
 
 
 def _layer_types(data: Mapping[str, Any], own: Mapping[str, Any], layers: int, where: str) -> tuple[str, ...]:
     """One a layer, and no other key that makes them something else."""
-    types = tuple(data.get("layer_types") or ["full_attention"] * layers)
+    said = data.get("layer_types") or ["full_attention"] * layers
+    if not isinstance(said, list):
+        raise ConfigError(f"layer_types is {said!r}, not a list", where=where)
+    types = tuple(said)
     for name in types:
         if name not in ("full_attention", "sliding_attention"):
             raise ConfigError(f"unknown layer type {name!r}", where=f"{where}: layer_types")

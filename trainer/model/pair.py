@@ -94,7 +94,7 @@ def drafter_config(
     taps = section.taps
     if taps is None:
         taps = default_taps(layers, section.tap_count or section.layers)
-    theta, scaling = read_rope(target)
+    theta, scaling = _rope(section, target)
     heads = section.attention_heads or dimension(target, "num_attention_heads")
     groups = section.key_value_heads or int(target.get("num_key_value_heads") or heads)
     if heads % groups:
@@ -103,6 +103,11 @@ def drafter_config(
             where="train.drafter.attention_heads",
         )
     head_dim = section.head_dim or target.get("head_dim") or hidden // heads
+    if int(head_dim) % 2:
+        raise ConfigError(
+            f"{head_dim} is odd, and RoPE turns the numbers of a head in pairs",
+            where="train.drafter.head_dim",
+        )
     return DrafterConfig(
         hidden_size=hidden,
         intermediate_size=_intermediate_size(section, target),
@@ -119,13 +124,32 @@ def drafter_config(
         sliding_window=section.sliding_window,
         rms_norm_eps=float(target.get("rms_norm_eps", 1e-6)),
         max_position_embeddings=int(target.get("max_position_embeddings", 32768)),
-        rope_theta=section.rope_theta or theta,
+        rope_theta=theta,
         rope_scaling=scaling,
         bos_token_id=_single(target.get("bos_token_id")),
         eos_token_id=_single(target.get("eos_token_id")),
         pad_token_id=_single(target.get("pad_token_id")),
         target=identity or TargetIdentity(),
     )
+
+
+def _rope(section: DrafterSection, target: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """Theta and scaling: the target's, with the recipe's theta if it says one.
+
+    Raises:
+        ConfigError: the target's kind is not for drafters, and the recipe says no theta for a plain one.
+    """
+    try:
+        theta, scaling = read_rope(target, "the target's config.json")
+    except ConfigError as error:
+        if section.rope_theta is not None:
+            return section.rope_theta, None
+        raise ConfigError(
+            error.what,
+            where=error.where,
+            next="say drafter.rope_theta: the drafter then turns by it, without the target's scaling",
+        ) from None
+    return section.rope_theta or theta, scaling
 
 
 def _single(token: Any) -> int | None:
