@@ -79,7 +79,9 @@ def call(
     completed = run(argv, stdin=stdin, timeout_s=timeout_s, on_stdout=answer.feed)
     body = answer.body()
     if body is None:
-        raise no_answer(completed, op=op, python=python, where=place(engine, where))
+        raise engine.explain(completed, where) or no_answer(
+            completed, op=op, python=python, where=place(engine, where)
+        )
     if body.get("ok") is True:
         result = body.get("result")
         if not isinstance(result, dict):

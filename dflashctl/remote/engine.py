@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from dflashctl.config.hosts import Host
+from dflashctl.errors import DflashError
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
+
+Place = Literal["inside", "host"]
 
 Stdin = bytes | Iterable[bytes]
 """What a command reads: bytes, or pieces that are sent as they come (their iterator may wait)."""
@@ -82,6 +85,11 @@ class Engine(ABC):
         self, source: str, destination: Path, *, timeout_s: float, progress: Progress | None = None
     ) -> None:
         """Copy an absolute path inside to a local file. Raises NotFound."""
+
+    def explain(self, completed: Completed, where: Place = "inside") -> DflashError | None:
+        """Why a command gave no answer, where the way to it (pct, sudo) says so on stderr, whatever else was
+        printed; None: the program itself has failed."""
+        return None
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """End the connection. Idempotent."""

@@ -21,7 +21,7 @@ from dflashctl.errors import ContainerDown, DflashError, NotFound, Unreachable, 
 from dflashctl.remote import pct_messages, transfer
 from dflashctl.remote.channel import CallTimeout, Finished
 from dflashctl.remote.connection import SshConnection
-from dflashctl.remote.engine import Completed, Engine, Progress, Stdin
+from dflashctl.remote.engine import Completed, Engine, Place, Progress, Stdin
 from dflashctl.remote.environment import clean_environment
 from dflashctl.remote.freezer import is_frozen
 from dflashctl.remote.hops import Target, target_of
@@ -34,6 +34,8 @@ s)."""
 PROBE_S = 10.0
 SIGNAL_HINT = 255
 """What `exit_code` says when a signal ended the command over there: ssh names no code then."""
+
+_ATTACH = re.compile(r"^lxc-attach: ", re.MULTILINE)
 
 log = logging.getLogger("dflashctl.remote")
 
@@ -73,8 +75,12 @@ class PctEngine(Engine):
         except CallTimeout:
             self._raise_if_frozen()
             raise self._after_deadline(argv[0], timeout_s) from None
-        self._raise_for(finished)
-        return completed(argv, finished, started)
+        done = completed(argv, finished, started)
+        # pct prints nothing on stdout when it fails by itself: what is there is the program's, and so are
+        # its words, unless nobody can make sense of them (agent_call).
+        if done.exit_code != 0 and not done.stdout and (error := self.explain(done)):
+            raise error
+        return done
 
     def run_on_host(
         self,
@@ -179,30 +185,29 @@ class PctEngine(Engine):
     def _classify(self, stderr: str) -> DflashError | None:
         return pct_messages.classify(stderr, container=self.container, where=self.host.name, sudo=self.sudo)
 
-    def _raise_for(self, finished: Finished) -> None:
-        """Tell pct's failure from the program's own. pct prints nothing on stdout when it fails by itself."""
-        if finished.exit_status == 0 or finished.stdout:
-            return
-        text = finished.stderr.decode("utf-8", "replace")
+    def explain(self, completed: Completed, where: Place = "inside") -> DflashError | None:
+        text = completed.stderr.decode("utf-8", "replace")
+        if where == "host":
+            return pct_messages.classify_sudo(text, self.host.name) if self.sudo else None
         error = self._classify(text)
-        if error is not None:
-            raise error
-        if text.startswith("lxc-attach: ") or finished.exit_status in (137, None):
-            self._raise_if_down()
+        if error is None and (_ATTACH.search(text) or completed.exit_code in (137, SIGNAL_HINT)):
+            return self._down()
+        return error
 
-    def _raise_if_down(self) -> None:
+    def _down(self) -> DflashError | None:
         """lxc-attach lost the container, or something killed the command: perhaps the container was
         stopped."""
         try:
             status = self._host_command(["pct", "status", str(self.container)], timeout_s=PROBE_S)
         except (CallTimeout, Unreachable):
-            return
-        if status.stdout.strip() == b"status: stopped":
-            raise ContainerDown(
-                f"container {self.container} was stopped",
-                where=self.host.name,
-                next=f"on the host: pct start {self.container}",
-            )
+            return None
+        if b"status: stopped" not in status.stdout.splitlines():
+            return None
+        return ContainerDown(
+            f"container {self.container} was stopped",
+            where=self.host.name,
+            next=f"on the host: pct start {self.container}",
+        )
 
     def _after_deadline(self, program: str, timeout_s: float) -> DflashError:
         return Unreachable(

@@ -21,11 +21,14 @@ _LOCK = re.compile(r"can't lock file '(?P<file>[^']*)' - got timeout")
 _LOCK_GRANTED = re.compile(r"^trying to acquire lock\.\.\.\s*OK$", re.MULTILINE)
 _CONFIG_LOCK = re.compile(r"CT is locked \((?P<why>[^)]*)\)")
 _NO_COMMAND = re.compile(
-    r"(?:^|[\s:])(?P<program>pct|sudo): (?:command )?not found$|command not found: (?P<zsh>pct|sudo)$",
+    r"^(?:-?[\w/]*sh|sudo): (?:[^:\n]+: ?)?(?P<program>pct|sudo)\s?: (?P<why>[^:\n]+)$"
+    r"|nknown command: (?P<fish>pct|sudo)$|command not found: (?P<zsh>pct|sudo)$",
     re.MULTILINE,
 )
+"""A shell's word, in whatever language: `bash: Zeile 1: pct: Kommando nicht gefunden.`"""
 _NOT_ROOT = re.compile(r"please run as root")
 _SUDO = re.compile(r"^sudo: (?P<why>.*)$", re.MULTILINE)
+_SUDO_WARNING = re.compile(r"^sudo: unable to resolve host .*\n?", re.MULTILINE)
 _VMID = re.compile(r"vmid: (?P<why>[^\n]*)")
 
 
@@ -68,8 +71,10 @@ def classify(stderr: str, *, container: int, where: str, sudo: bool = False) -> 
             next="set ssh.user: root, or ssh.sudo: true in hosts.yaml",
         )
     if found := _NO_COMMAND.search(stderr):
-        program = found["program"] or found["zsh"]
-        what, hint = f"{program}: command not found", "is this the Proxmox host?"
+        program = found["program"] or found["fish"] or found["zsh"]
+        why = found["why"] or ""
+        why = "command not found" if not why or why.endswith("not found") else why
+        what, hint = f"{program}: {why}", "is this the Proxmox host?"
         if program == "pct" and not sudo:
             hint += " For a user other than root pct is not on the PATH: set ssh.sudo: true in hosts.yaml"
         return UsageError(what, where=where, next=hint)
@@ -82,7 +87,7 @@ def classify(stderr: str, *, container: int, where: str, sudo: bool = False) -> 
 
 def classify_sudo(stderr: str, where: str) -> DflashError | None:
     """sudo's own refusal, else None."""
-    if found := _SUDO.match(stderr.lstrip()):
+    if found := _SUDO.match(_SUDO_WARNING.sub("", stderr).lstrip()):
         return UsageError(
             f"sudo refused: {found['why']}",
             where=where,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dflashctl.config.hosts import Host
-from dflashctl.errors import NotFound, Unreachable, UsageError, VerificationFailed
+from dflashctl.errors import DflashError, NotFound, Unreachable, UsageError, VerificationFailed
 from dflashctl.remote import pct_messages, transfer
 from dflashctl.remote.channel import CallTimeout
 from dflashctl.remote.connection import SshConnection
-from dflashctl.remote.engine import Completed, Engine, Progress, Stdin
+from dflashctl.remote.engine import Completed, Engine, Place, Progress, Stdin
 from dflashctl.remote.hops import Target, target_of
 from dflashctl.remote.limits import check_argv
 from dflashctl.remote.pct import completed, with_environment
@@ -45,11 +45,14 @@ class SshEngine(Engine):
                 f"{argv[0]} did not end within {timeout_s:g} s; it may still be running",
                 where=self.host.name,
             ) from None
-        if self.sudo and finished.exit_status != 0 and not finished.stdout:
-            error = pct_messages.classify_sudo(finished.stderr.decode("utf-8", "replace"), self.host.name)
-            if error is not None:
-                raise error
-        return completed(argv, finished, started)
+        done = completed(argv, finished, started)
+        if done.exit_code != 0 and not done.stdout and (error := self.explain(done)):
+            raise error
+        return done
+
+    def explain(self, completed: Completed, where: Place = "inside") -> DflashError | None:
+        text = completed.stderr.decode("utf-8", "replace")
+        return pct_messages.classify_sudo(text, self.host.name) if self.sudo else None
 
     def run_on_host(
         self,

@@ -17,7 +17,7 @@ import pytest
 
 from dflashctl.config.hosts import Ssh
 from dflashctl.errors import ContainerDown, Locked, NotFound, Unreachable, UsageError, VerificationFailed
-from dflashctl.remote import channel, transfer
+from dflashctl.remote import agent_call, channel, transfer
 from dflashctl.remote import pct as pct_module
 from dflashctl.remote.pct import PctEngine
 
@@ -82,6 +82,32 @@ def test_arguments_that_are_not_ascii_are_refused(box: Box, engine: PctEngine) -
     with pytest.raises(UsageError, match="not ASCII"):
         engine.run(["echo", "café"], timeout_s=10)
     assert box.server.accepted == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "kind"),
+    [
+        ("container '200' not running!", 255, ContainerDown),
+        ("Configuration file 'nodes/pve/lxc/200.conf' does not exist", 2, NotFound),
+        ("lxc-attach: 200: attach.c: lxc_attach: 993 Failed to get init pid", 1, ContainerDown),
+        ("Traceback: the program's own", 1, Unreachable),
+    ],
+)
+def test_a_talkative_host_hides_no_reason(
+    box: Box, engine: PctEngine, said: str, code: int, kind: type[Exception]
+) -> None:
+    """A .bashrc that greets on stdout, and the complaints of Perl about a locale that is not there."""
+    noise = 'echo "Welcome to pve"; echo "perl: warning: Setting locale failed." >&2'
+    box.program("pct", f'{noise}\n[ "$1" = status ] && {{ echo "status: stopped"; exit 0; }}\n'
+                       f'echo "{said}" >&2; exit {code}')  # fmt: skip
+    with pytest.raises(kind) as caught:
+        agent_call.call(engine, "ping", {}, timeout_s=20)
+    assert type(caught.value) is kind
+
+
+def test_the_words_of_a_program_that_answered_are_its_own(engine: PctEngine) -> None:
+    script = "echo figures; echo \"container '200' not running!\" >&2; exit 3"
+    assert engine.run(["sh", "-c", script], timeout_s=10).exit_code == 3
 
 
 def test_a_file_goes_in_with_its_mode_and_nothing_stays_on_the_host(box: Box, engine: PctEngine) -> None:

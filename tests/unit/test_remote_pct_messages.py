@@ -55,9 +55,33 @@ def test_messages_of_pct(stderr: str, kind: type[DflashError], words: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("stderr", "words"),
+    [
+        ("bash: pct: Kommando nicht gefunden.\n", "pct: Kommando nicht gefunden."),
+        ("bash: Zeile 1: pct: Kommando nicht gefunden.\n", "pct: Kommando nicht gefunden."),
+        ("bash: ligne 1: pct\u00a0: commande introuvable\n", "pct: commande introuvable"),
+        ("bash: \u884c 1: pct: \u672a\u627e\u5230\u547d\u4ee4\n", "pct: \u672a\u627e\u5230\u547d\u4ee4"),
+        ("bash: line 1: pct: command not found\n", "pct: command not found"),
+        ("-bash: pct: Permission denied\n", "pct: Permission denied"),
+        ("fish: Unknown command: pct\n", "pct: command not found"),
+        ("zsh:1: command not found: pct\n", "pct: command not found"),
+        ("sudo: pct: Befehl nicht gefunden\n", "pct: Befehl nicht gefunden"),
+        ("bash: warning: setlocale: LC_ALL: cannot change locale (de_DE.UTF-8)\nsh: 1: sudo: not found\n",
+         "sudo: command not found"),
+    ],
+)  # fmt: skip
+def test_a_pct_that_cannot_be_run_is_told_in_every_language(stderr: str, words: str) -> None:
+    error = classify(stderr, container=200, where="ct200")
+    assert type(error) is UsageError and error.what == words
+    assert "Proxmox host" in error.next
+
+
+@pytest.mark.parametrize(
     "stderr",
     [
         "",
+        "train.sh: pct: 97 of 100\nTraceback (most recent call last):\n",
+        "ValueError: pct: negative\n",
         "Traceback (most recent call last):\n  ValueError: container ran away\n",
         "lxc-attach: 200: ../src/lxc/attach.c: lxc_attach_run_command: 1841 No such file or directory -"
         ' Failed to exec "nope"\n',
@@ -106,6 +130,10 @@ def test_a_lock_that_was_granted_is_no_complaint(said: str, kept: str) -> None:
 def test_sudo_speaks_first_or_not_at_all() -> None:
     assert classify_sudo("sudo: a terminal is required to read the password\n", "w") is not None
     assert classify_sudo("my program: sudo: no\n", "w") is None
+    unresolved = "sudo: unable to resolve host pve: Name or service not known\n"
+    assert classify_sudo(unresolved, "w") is None, "a warning: it goes on"
+    refused = classify_sudo(unresolved + "sudo: a password is required\n", "w")
+    assert refused is not None and refused.what == "sudo refused: a password is required"
 
 
 def test_the_signs_of_a_frozen_container() -> None:
