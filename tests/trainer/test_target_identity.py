@@ -80,6 +80,26 @@ def test_its_own_target_in_another_folder_and_in_another_number_format(target: P
     accept(drafter, tmp_path / "bfloat16")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_bfloat16_copy_of_weights_that_were_finer(target: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    """A norm that bfloat16 cannot hold: whoever rounds the target for serving still has the same target."""
+    path = target / "model.safetensors"
+    weights = load_file(path)
+    norm = 1 + 0.3 * torch.randn(
+        weights["model.norm.weight"].shape, generator=torch.Generator().manual_seed(4)
+    )
+    save_file({**weights, "model.norm.weight": norm.to(dtype)}, path, metadata={"format": "pt"})
+    assert not torch.equal(norm.bfloat16().float(), norm)
+    drafter = made_for(target)
+    assert drafter.target.final_norm_sha256 is not None
+    copy = norm.to(dtype).bfloat16()
+    save_file({**weights, "model.norm.weight": copy}, path, metadata={"format": "pt"})
+    accept(drafter, target)
+    copy[3] += 0.25
+    save_file({**weights, "model.norm.weight": copy}, path, metadata={"format": "pt"})
+    assert "final_norm_sha256" in refusal(drafter, target)
+
+
 def test_another_training_of_the_same_model(target: Path, tmp_path: Path) -> None:
     """Same architecture, shape and tokenizer, even the same folder name."""
     other = trained(tmp_path / "other" / "Tiny-1M", seed=1)

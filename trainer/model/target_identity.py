@@ -3,8 +3,8 @@
 Sizes do not tell targets apart: a base model, its chat version and another vendor's model of the same shape
 all fit one drafter, and it foretells nothing but its own. So a drafter's config.json also holds the kind of
 model, a digest of its tokenizer's vocabulary and one of its final norm: a few thousand numbers that training
-leaves different in every model, and that copies in other number formats keep. The name is for people: folders
-are renamed.
+leaves different in every model, taken as bfloat16, in which targets are served, so that copies in that format
+are known again whatever the original's. The name is for people: folders are renamed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trainer.errors import ConfigError
 from trainer.model.folder import header, read_floats, weight_files
@@ -128,4 +130,6 @@ def _digest_of_final_norm(folder: Path) -> str | None:
         norm = read_floats(files[names[0]], names[0])
     except ConfigError:  # whoever loads the weights will say what is wrong with them
         return None
-    return hashlib.sha256(norm.tobytes()).hexdigest()
+    bits = np.ascontiguousarray(norm, dtype="<f4").view("<u4").astype("<u8")
+    rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u4") << 16  # to the nearest, ties to even
+    return hashlib.sha256(rounded.tobytes()).hexdigest()
