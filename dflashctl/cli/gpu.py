@@ -83,7 +83,11 @@ def _show(host: str, facts: Facts, learnt: dict[str, int], json: bool) -> Outcom
     from dflashctl.render.text import plural
 
     box = facts.box
-    error = GpusBusy(f"the GPUs cannot be read: {box.problem}", where=host) if box.problem else None
+    error = None
+    if box.problem:
+        error = GpusBusy(
+            f"the GPUs cannot be read: {box.problem}", where=host, next="dflashctl doctor says why"
+        )
     if not json and error is None:
         idle = sum(each.idle for each in box.gpus)
         say(f"{host} · {plural(len(box.gpus), 'GPU')} · {idle} idle")

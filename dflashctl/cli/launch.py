@@ -117,7 +117,7 @@ def _launch(engine: Engine, recipe: ResolvedRecipe, secrets: dict[str, str], wis
 
     from dflashctl.cli.gputable import print_gpus
     from dflashctl.errors import GpusBusy
-    from dflashctl.gpus.choose import choose
+    from dflashctl.gpus.choose import NoSuchGpus, choose
     from dflashctl.render.text import duration
     from dflashctl.runs.launch import check_before
     from dflashctl.runs.launching import Attempt
@@ -133,7 +133,7 @@ def _launch(engine: Engine, recipe: ResolvedRecipe, secrets: dict[str, str], wis
                 gpus = choose(facts.box, wishes.gpus, allow_busy=wishes.allow_busy)
             except GpusBusy as error:
                 left = until - time.monotonic()
-                if left <= 0:
+                if left <= 0 or isinstance(error, NoSuchGpus):
                     print_gpus(facts.box, sys.stderr)
                     raise
                 if not said:

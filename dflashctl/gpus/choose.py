@@ -13,6 +13,10 @@ from dflashctl.render.text import plural, ranges
 SYNTAX = "a number (any 3 idle ones), a list (5,6,7; one GPU alone: 5,), a range (0-4), UUIDs, or none"
 
 
+class NoSuchGpus(GpusBusy):
+    """The host does not have what was asked for: waiting does not help."""
+
+
 @dataclass(frozen=True)
 class Wish:
     """`count` idle ones, or exactly those named (indices or UUIDs), in that order."""
@@ -67,14 +71,16 @@ def surprise(option: str | None) -> str:
 
 
 def choose(box: Box, wish: Wish, *, allow_busy: bool = False) -> tuple[Gpu, ...]:
-    """The GPUs for a run. Raises GpusBusy with the reason for each that is missing or not idle.
+    """The GPUs for a run. Raises GpusBusy with the reason for each that is missing or not idle, NoSuchGpus
+    where that is no matter of waiting.
 
     `allow_busy` accepts a GPU that others hold, idle ones first; one that cannot be read it never accepts.
     """
     if wish.none:
         return ()
     if box.problem:
-        raise GpusBusy(f"the GPUs cannot be read: {box.problem}", next="dflashctl gpu")
+        hint = "dflashctl doctor says why; for a run without GPUs: --gpus none"
+        raise GpusBusy(f"the GPUs cannot be read: {box.problem}", next=hint)
     return _named(box, wish.names, allow_busy) if wish.names else _any(box, wish.count, allow_busy)
 
 
@@ -93,7 +99,7 @@ def _named(box: Box, names: tuple[int | str, ...], allow_busy: bool) -> tuple[Gp
         else:
             chosen.append(gpu)
     if reasons and missing == len(reasons):
-        raise GpusBusy("\n  ".join(reasons), next="choose others with --gpus; dflashctl gpu")
+        raise NoSuchGpus("\n  ".join(reasons), next="choose others with --gpus; dflashctl gpu")
     if reasons:
         raise _refusal(reasons, allow_busy)
     return tuple(chosen)
@@ -106,6 +112,10 @@ def _there(box: Box, name: int | str) -> str:
 
 
 def _any(box: Box, count: int, allow_busy: bool) -> tuple[Gpu, ...]:
+    if count > len(box.gpus):
+        has = plural(len(box.gpus), "GPU")
+        hint = "ask for fewer with --gpus; where a card has gone: dflashctl doctor"
+        raise NoSuchGpus(f"{plural(count, 'GPU')} wanted, this host has {has}", next=hint)
     idle = [gpu for gpu in box.gpus if gpu.idle]
     held = [gpu for gpu in box.gpus if gpu.busy and gpu.readable]
     held.sort(key=lambda gpu: (gpu.reading.memory_used_mib or 0, gpu.index))

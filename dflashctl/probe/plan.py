@@ -12,7 +12,7 @@ from dflashctl.config.names import check_value, check_variable
 from dflashctl.config.recipe import Launch, Observe, Recipe
 from dflashctl.config.resolve import ResolvedRecipe, resolve
 from dflashctl.errors import GpusBusy, UsageError
-from dflashctl.gpus.choose import Wish, choose
+from dflashctl.gpus.choose import NoSuchGpus, Wish, choose
 from dflashctl.gpus.idle import Box, Gpu
 from dflashctl.inspect.sources import package_files
 from dflashctl.probe.cases import ALL, Case, Probe
@@ -159,6 +159,8 @@ def gpus_for(
     count = idle if want == ALL else min(want, idle)
     try:
         return choose(box, wish or Wish(count=max(count, 1))), ""
+    except NoSuchGpus:
+        raise
     except GpusBusy as error:
         hint = "wait or kill what holds them, or choose another with --gpu; without one: --gpus none"
         raise GpusBusy(error.what, next=hint) from None

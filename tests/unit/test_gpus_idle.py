@@ -25,9 +25,9 @@ from dflashctl.config.recipe import LaunchGpus
 from dflashctl.errors import GpusBusy, UsageError
 from dflashctl.gpus import facts as gpufacts
 from dflashctl.gpus import show
-from dflashctl.gpus.choose import Wish, choose, parse, surprise, wish_of
+from dflashctl.gpus.choose import NoSuchGpus, Wish, choose, parse, surprise, wish_of
 from dflashctl.gpus.holders import Holder, holders
-from dflashctl.gpus.idle import TOLERANCE_MIB, limit_mib
+from dflashctl.gpus.idle import TOLERANCE_MIB, Box, limit_mib
 from dflashctl.gpus.smi import App
 
 
@@ -214,6 +214,24 @@ def test_names_are_taken_in_their_order_or_refused() -> None:
         "GPU GPU-x is missing: this host has 8 GPUs, none with this UUID",
     ]
     assert error.value.next == "choose others with --gpus; dflashctl gpu", "nothing to wait for or to kill"
+
+
+@pytest.mark.parametrize("allow_busy", [False, True])
+def test_more_than_the_host_has_is_nothing_to_wait_for(allow_busy: bool) -> None:
+    with pytest.raises(NoSuchGpus) as error:
+        chosen(answer(EIGHT), "9", allow_busy=allow_busy)
+    assert error.value.what == "9 GPUs wanted, this host has 8 GPUs"
+    assert "wait" not in error.value.next and "--gpus" in error.value.next
+    with pytest.raises(NoSuchGpus):
+        chosen(answer(EIGHT), "8,")
+
+
+def test_where_no_gpu_can_be_read_the_next_step_leads_on() -> None:
+    box = Box((), "there is no nvidia-smi")
+    with pytest.raises(GpusBusy) as error:
+        choose(box, Wish(count=1))
+    assert error.value.next == "dflashctl doctor says why; for a run without GPUs: --gpus none"
+    assert not isinstance(error.value, NoSuchGpus), "a driver may come back: that is waited for"
 
 
 def test_allow_busy_takes_idle_ones_first_and_never_the_unreadable() -> None:
