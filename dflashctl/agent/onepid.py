@@ -17,7 +17,8 @@ POLL_S = 0.05
 
 
 def look_process(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
-    """request: pid, state_dir. Answers {"process": proc.describe, "user", "started_at", "pidns", "nspid"}.
+    """request: pid, state_dir. Answers {"process": proc.describe, "user", "started_at", "age_s", "pidns",
+    "nspid"}.
 
     Raises AgentError: not_found, locked (it belongs to a run: end that), usage (init, or this very call).
     """
@@ -33,9 +34,11 @@ def look_process(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         what = "pid %d belongs to run %s" % (pid, owner.id)
         raise AgentError("locked", what, next="dflashctl kill %s" % tag)
     told = proc.describe(process)
+    started_at = proc.started_at(process.start)
     told.update(
         user=user_name(told["uid"]),
-        started_at=proc.started_at(process.start),
+        started_at=started_at,
+        age_s=None if started_at is None else max(time.time() - started_at, 0.0),
         pidns=proc.pid_namespace(pid),
         nspid=(proc.ns_pids(pid) or [pid])[-1],
     )

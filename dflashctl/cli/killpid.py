@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,8 +61,7 @@ def gpus_of(process: Mapping[str, Any], box: Box) -> list[int]:
 
 
 def show_process(host: str, process: Mapping[str, Any], gpus: Sequence[int]) -> None:
-    since = process.get("started_at")
-    age = duration(time.time() - since) if since else "?"
+    age = "?" if process.get("age_s") is None else duration(process["age_s"])
     say(f"{host} · pid {process['pid']} inside, of no run")
     say(f"  command  {clip(' '.join(process['cmdline']) or process['comm'], 160)}")
     say(f"  user     {process['user']}, for {age}, state {process['state']}, {size(process['rss_bytes'])}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dflashctl.config.hosts import Host
@@ -78,7 +78,7 @@ def judge_facts(host: Host, outside: dict[str, Any], inside: dict[str, Any]) -> 
     """Both answers as a Box. Pure."""
     reading = smi.read(outside)
     held = holders(reading.apps, outside, inside, container=host.container)
-    return judge_box(
+    box = judge_box(
         reading,
         held,
         rule=host.gpus.idle,
@@ -86,3 +86,4 @@ def judge_facts(host: Host, outside: dict[str, Any], inside: dict[str, Any]) -> 
         expect=host.gpus.expect,
         reserved=reservations(inside, outside, container=host.container),
     )
+    return replace(box, at=outside.get("at"))

@@ -16,6 +16,9 @@ from dflashctl.gpus.smi import App
 Kind = Literal["run", "container", "other_container", "host", "unknown"]
 CONTAINER = re.compile(r"/lxc(?:\.payload)?[./](\d{3,9})(?:[/.]|$)", re.MULTILINE)
 
+SLICE = re.compile(r"^MIG-(GPU-[^/]+)/\d+/\d+$")
+"""A part of a GPU (MIG) as older drivers write it; newer ones name it by a UUID of its own."""
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -68,7 +71,8 @@ def holders(
     for app in apps:
         process = host_facts.get("processes", {}).get(str(app.pid))
         holder = name_holder(app, process, members, host_facts, inside_facts, container)
-        found[app.uuid] = (*found.get(app.uuid, ()), holder)
+        uuid = SLICE.sub(r"\1", app.uuid)
+        found[uuid] = (*found.get(uuid, ()), holder)
     return found
 
 

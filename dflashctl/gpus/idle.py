@@ -19,6 +19,7 @@ from dflashctl.gpus.holders import Holder
 from dflashctl.gpus.smi import GpuReading, SmiReading
 
 TOLERANCE_MIB = 64
+SLICED = "cut into slices (MIG), and not known who holds which"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Box:
     gpus: tuple[Gpu, ...]
     problem: str | None = None
     warnings: tuple[str, ...] = ()
+    at: float | None = None
+    """When it was looked at, by the host's clock: what its holders' times count from."""
 
     def by_uuid(self, uuid: str) -> Gpu | None:
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
@@ -74,18 +77,33 @@ def judge_box(
         warnings.append(f"who holds the GPUs is not known: {reading.apps_problem}")
     if expect is not None and not reading.problem and len(reading.gpus) != expect:
         warnings.append(f"{len(reading.gpus)} of {expect} GPUs are visible")
+    listed = {gpu.uuid for gpu in reading.gpus}
+    unlisted = {uuid: who for uuid, who in held.items() if uuid not in listed}
+    if not reading.problem:
+        for uuid, who in unlisted.items():
+            warnings.append(f"{uuid}, which nvidia-smi does not list, is held by {labels(who)}")
+    slices = any(uuid.startswith("MIG-") for uuid in unlisted)
+
+    def unknown(gpu: GpuReading) -> str | None:
+        # A GPU that is cut into slices (MIG) tells no utilisation: any such may be the slice's.
+        return reading.apps_problem or (SLICED if slices and gpu.utilization_pct is None else None)
+
     gpus = tuple(
         judge(
             gpu,
             held.get(gpu.uuid, ()),
             (reserved or {}).get(gpu.uuid, ()),
-            apps_problem=reading.apps_problem,
+            apps_problem=unknown(gpu),
             limit=limit_mib(gpu.uuid, rule, baselines),
             rule=rule,
         )
         for gpu in reading.gpus
     )
     return Box(gpus, reading.problem, tuple(warnings))
+
+
+def labels(held: tuple[Holder, ...]) -> str:
+    return "; ".join(holder.label for holder in held)
 
 
 def limit_mib(uuid: str, rule: IdleRule, baselines: Mapping[str, Any]) -> int:
@@ -112,9 +130,9 @@ def judge(
     if gpu.problem:
         busy, readable = gpu.problem, False
     elif apps_problem:
-        busy, readable = "not known who holds it", False
+        busy, readable = SLICED if apps_problem == SLICED else "not known who holds it", False
     elif held:
-        busy = "held by " + "; ".join(holder.label for holder in held)
+        busy = "held by " + labels(held)
     elif reserved:
         busy = "reserved by " + ", ".join(reserved)
     elif used > limit:

@@ -14,8 +14,9 @@ HOLDER_WIDTH = 100
 
 
 def rows(box: Box, now: float | None = None) -> list[list[str]]:
-    """One row a GPU. The last column names the holders, or why the GPU is not idle all the same."""
-    clock = time.time() if now is None else now
+    """One row a GPU. The last column names the holders, or why the GPU is not idle all the same. `now`: by
+    the host's clock, which need not be the one here; by default the time of the look."""
+    clock = now or box.at or time.time()
     return [row(gpu, clock) for gpu in box.gpus]
 
 
@@ -30,7 +31,7 @@ def row(gpu: Gpu, now: float) -> list[str]:
         unit(reading.utilization_pct, "%"),
         unit(reading.temperature_c, "C"),
         unit(None if reading.power_w is None else round(reading.power_w), "W"),
-        duration(now - since) if since is not None else "-",
+        duration(max(now - since, 0.0)) if since is not None else "-",
         holder_cell(gpu),
     ]
 

@@ -45,6 +45,7 @@ def test_it_is_shown_and_exactly_it_is_ended(box: Any, orphan: subprocess.Popen[
         assert shown["cmdline"][-1] == "train.py" and shown["uid"] == os.getuid()
         assert shown["nspid"] == orphan.pid and shown["pidns"] == proc.pid_namespace()
         assert abs(shown["started_at"] - time.time()) < 30
+        assert 0 <= shown["age_s"] < 30, "by the clock there"
         told = end(box, orphan.pid, shown["start"])
         assert told == {"outcome": "killed", "signalled": ["SIGTERM", "SIGKILL"], "process": None}
         assert orphan.wait(60) == -9
