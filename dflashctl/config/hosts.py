@@ -144,6 +144,13 @@ class HostsFile:
         """The host with that name, or the default one. Raises NotFound (exit 6) listing the names."""
         wanted = self.defaults.host if name is None else name
         entry = self.document.hosts.get(wanted)
+        if entry is None and name is None:
+            raise NotFound(
+                "none of these hosts is the default one",
+                where=str(self.path),
+                next=f"name one with -H: {', '.join(self.names)};"
+                f" or for always: defaults: {{host: {self.names[0]}}}",
+            )
         if entry is None:
             close = nearest(wanted, self.names)
             hint = f"did you mean '{close}'? " if close else ""
@@ -156,7 +163,9 @@ class HostsFile:
 
     def hosts(self, names: str | None = None) -> list[Host]:
         """The hosts of a `-H a,b` option, in that order, each once; the default host for None."""
-        wanted = [part.strip() for part in names.split(",")] if names is not None else [self.defaults.host]
+        if names is None:
+            return [self.host()]
+        wanted = [part.strip() for part in names.split(",")]
         if not all(wanted):
             raise UsageError(f"an empty name in --host {names!r}", next="separate names by one comma: -H a,b")
         return [self.host(name) for name in dict.fromkeys(wanted)]

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from dflashctl.config import mending
 from dflashctl.config.yamlfile import Document, Loc
 from dflashctl.errors import UsageError
 
@@ -67,7 +68,7 @@ def problems(
         if _is(details, "missing") and loc in meant:
             continue  # it is there, only misspelt, and that is said
         full = (*prefix, *loc) if document.depth((*prefix, *loc)) > len(prefix) or not loc else loc
-        row = (document.position(full), *_describe(model, full, loc, details))
+        row = (document.position(full), *_describe(model, full, loc, details, document.path.stem))
         rows.append((document.order(full), row))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
 
@@ -81,7 +82,7 @@ def _meant(model: type[BaseModel], loc: Loc) -> str | None:
 
 
 def _describe(
-    model: type[BaseModel], full: Loc, loc: tuple[str | int, ...], details: list[dict[str, Any]]
+    model: type[BaseModel], full: Loc, loc: tuple[str | int, ...], details: list[dict[str, Any]], stem: str
 ) -> tuple[str, str]:
     path = key_path(full)
     detail = details[0]
@@ -91,7 +92,7 @@ def _describe(
         hint = f"did you mean '{close}'?" if close else f"valid keys here: {', '.join(sorted(known))}"
         return f"unknown key: {path}", hint
     if detail["type"] == "missing":
-        return f"missing key: {path}", ""
+        return f"missing key: {path}", mending.as_missing(str(loc[-1]), _types_at(model, loc), stem)
     if detail["type"] == "value_error":
         return f"{path}: {detail['ctx']['error']}" if path else str(detail["ctx"]["error"]), ""
     if detail["type"] == "too_short":
@@ -103,8 +104,12 @@ def _describe(
     hint = ""
     if path == "version":
         hint = "this file is for another dflashctl; upgrade, or write version: 1"
-    if "string" in detail["type"] and isinstance(detail.get("input"), bool | int | float):
-        hint = f'put it in quotes: "{_yaml_scalar(detail["input"])}"'
+    elif "string" in detail["type"]:
+        hint = mending.as_text(detail.get("input"))
+    elif detail["type"] in ("list_type", "tuple_type"):
+        hint = mending.as_list(str(loc[-1]), detail.get("input"))
+    elif detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        hint = mending.as_keys(str(loc[-1]), detail.get("input"), _models(_types_at(model, loc)))
     return f"{path}: should be {wishes}, but is {shown}", hint
 
 
@@ -163,15 +168,19 @@ def _step(annotations: list[Any], step: str | int) -> list[Any]:
 
 def fields_at(model: type[BaseModel], loc: Loc) -> list[str]:
     """Names of the keys that are valid under `loc`."""
+    return [name for each in _models(_types_at(model, loc)) for name in each.model_fields]
+
+
+def _types_at(model: type[BaseModel], loc: Loc) -> list[Any]:
+    """The types that the value at `loc` may have."""
     here: list[Any] = [model]
     for step in loc:
         here = _step(here, step)
-    return [
-        name
-        for annotation in here
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        for name in annotation.model_fields
-    ]
+    return here
+
+
+def _models(annotations: list[Any]) -> list[type[BaseModel]]:
+    return [each for each in annotations if isinstance(each, type) and issubclass(each, BaseModel)]
 
 
 def _without_union_tags(model: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str | int, ...]:

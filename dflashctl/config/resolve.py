@@ -104,6 +104,13 @@ def load_recipe(name_or_path: str | None, hosts: HostsFile, start: Path | None =
     hint = f"did you mean '{close}'? " if close else ""
     looked = ", ".join(str(folder) for folder in folders) or "no recipes/ folder here or above"
     missing = "run it from the project's folder, or write recipes/NAME.yaml beside hosts.yaml"
+    if name_or_path is None and known and "recipe" not in hosts.defaults.model_fields_set:
+        listing = (
+            f"name one with -r: {', '.join(known)}; or for always: defaults: {{recipe: {next(iter(known))}}}"
+        )
+        raise NotFound(
+            "none of these recipes is the default one", where=looked, next=f"{listing} in hosts.yaml"
+        )
     listing = f"known recipes: {', '.join(known)}" if known else missing
     raise NotFound(f"no recipe named {wanted!r}", where=looked, next=hint + listing)
 

@@ -182,6 +182,15 @@ def test_an_unknown_host_is_answered_with_the_known_ones(tmp_path: Path) -> None
     assert "did you mean 'ct200'? known hosts: ct200" in caught.value.next
 
 
+def test_who_named_no_host_is_not_told_of_one(tmp_path: Path) -> None:
+    hosts = read_hosts(written(tmp_path, "version: 1\nhosts: {a: {engine: local}, b: {engine: lab}}\n"))
+    for ask in (hosts.host, hosts.hosts):
+        with pytest.raises(NotFound) as caught:
+            ask()
+        assert caught.value.what == "none of these hosts is the default one"
+        assert caught.value.next == "name one with -H: a, b; or for always: defaults: {host: a}"
+
+
 # --- what a mistake says ------------------------------------------------------------------------------------
 
 
@@ -255,6 +264,9 @@ def test_several_mistakes_are_all_named_in_the_order_of_the_file(tmp_path: Path)
         ("{engine: docker}", "h.engine: should be 'pct', 'ssh', 'lab' or 'local', but is 'docker'"),
         ("{}", "missing key: hosts.h.engine"),
         ("null", "hosts.h: should be keys and values, but is null"),
+        ("{engine: pct, ssh: box, container: 200}", "'box' (text)\nnext: write ssh: {host: box}"),
+        ("{engine: local, gpus: 8}", "8 (number)\nnext: write gpus: {expect: 8}"),
+        ("{engine: local, gpus: true}", "hosts.h.gpus: should be keys and values, but is true"),
     ],
 )
 def test_an_engine_says_what_it_needs(tmp_path: Path, entry: str, message: str) -> None:
@@ -268,7 +280,7 @@ def test_an_engine_says_what_it_needs(tmp_path: Path, entry: str, message: str) 
         ("- a\n", "but this holds a list"),
         ("version: 1\n", "missing key: hosts"),
         ("version: 1\nhosts: {}\n", "hosts: "),
-        ("hosts: {h: {engine: lab}}\n", "missing key: version"),
+        ("hosts: {h: {engine: lab}}\n", "missing key: version\nnext: write version: 1"),
         ("version: 1\nhosts: {'a,b': {engine: lab}}\n", "'a,b' is not allowed"),
         (
             "version: 1\ndefaults: {host: x}\nhosts: {lab: {engine: lab}}\n",

@@ -86,6 +86,15 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones(tmp_path: Path) -> No
         load_recipe("./nothing.yaml", hosts_in(tmp_path), tmp_path)
 
 
+def test_who_named_no_recipe_is_not_told_of_one(tmp_path: Path) -> None:
+    written(tmp_path, WARM)
+    with pytest.raises(NotFound) as caught:
+        load_recipe(None, hosts_in(tmp_path), tmp_path)
+    assert caught.value.what == "none of these recipes is the default one"
+    said = "name one with -r: warm; or for always: defaults: {recipe: warm} in hosts.yaml"
+    assert caught.value.next == said
+
+
 def test_a_path_names_a_file_whatever_its_name(tmp_path: Path) -> None:
     path = tmp_path / "loose.yaml"
     path.write_text(WARM)
@@ -129,8 +138,20 @@ def test_a_copied_recipe_must_change_its_name(tmp_path: Path) -> None:
         (
             'command: [python, -m, prog, "{recipe_file}"]',
             "command: python x",
-            "launch.command: should be a valid list",
+            "a valid list, but is 'python x' (text)\nnext: write command: [python, x]",
         ),
+        (
+            'command: [python, -m, prog, "{recipe_file}"]',
+            "command: bash -c 'sleep 5; exit 3' 5 no",
+            'next: write command: [bash, -c, "sleep 5; exit 3", "5", "no"]',
+        ),
+        (
+            '"{recipe_file}"]',
+            "{recipe_file}]",
+            '(mapping)\nnext: braces begin keys in YAML; put it in quotes: "{recipe_file}"',
+        ),
+        ("launch:\n", "launch:\n  gpus: 1\n", "next: write gpus: {count: 1}"),
+        ("include: [prog/**]", "include: prog/**", 'next: write include: ["prog/**"]'),
         (
             'command: [python, -m, prog, "{recipe_file}"]',
             "command: []",
@@ -149,7 +170,7 @@ def test_a_copied_recipe_must_change_its_name(tmp_path: Path) -> None:
         ("launch:\n", "observe: {pause_regex: '('}\nlaunch:\n", "observe.pause_regex: '(' is not a regular"),
         ("launch:\n", "observe: {rules: {slow_min: 1}}\nlaunch:\n", "'slow_min' is no threshold; they are"),
         ("launch:\n", "observe: {rules: {slow_min_s: 0}}\nlaunch:\n", "should be greater than 0"),
-        ("name: warm\n", "", "missing key: name"),
+        ("name: warm\n", "", "missing key: name\nnext: write name: warm"),
         ("name: warm", "name: a b", "'a b' is not allowed"),
         (
             "{train: {policy: {tls: local}}}",
