@@ -12,7 +12,6 @@ written. A run that lives, is being launched or killed, or has any process left,
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -21,7 +20,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from . import kin, proc
 from .pick import one_run
 from .rebuilding import REBUILD, Rebuilt, Witness
-from .runfolder import RunFolder, list_runs, sync_folder, whole
+from .runfolder import RunFolder, list_runs, parse, sync_folder, whole
 from .stop import stop_lock
 
 FILES = (
@@ -120,7 +119,7 @@ def problem_of(path: str) -> Optional[str]:
     if not data.strip(b"\0 \n"):
         return "empty"
     try:
-        value = json.loads(data.decode("utf-8"))
+        value = parse(data.decode("utf-8"))
     except ValueError as error:
         return "not JSON: %s" % error
     if not isinstance(value, dict):
@@ -211,7 +210,7 @@ def _sorted_lines(data: bytes) -> Tuple[List[bytes], List[bytes]]:
         if not line.strip():
             continue
         try:
-            fine = isinstance(json.loads(line.decode("utf-8")), dict)
+            fine = isinstance(parse(line.decode("utf-8")), dict)
         except ValueError:
             fine = False
         (good if fine else bad).append(line + b"\n")

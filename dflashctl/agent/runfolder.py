@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tu
 from . import cgroup, kin, proc
 
 VERSION = 1
+MOST_DEPTH = 32
 ID_PATTERN = re.compile(r"\d{8}T\d{9}-[0-9a-f]{6}")
 TAG_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -49,11 +50,28 @@ class Loaded(NamedTuple):
     problem: Optional[str]
 
 
+def parse(text: str) -> Any:
+    """JSON that a program wrote, so anything may stand there. Raises ValueError, also for what is nested too
+    deep to be passed on."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if _deeper(value, MOST_DEPTH):
+        raise ValueError("nested too deep")
+    return value
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    within = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return bool(within) and (levels == 0 or any(_deeper(each, levels - 1) for each in within))
+
+
 def read_json(path: str) -> Loaded:
     """An object with a version that we understand."""
     try:
         with open(path, encoding="utf-8") as file:
-            value = json.load(file)
+            value = parse(file.read())
     except FileNotFoundError:
         return Loaded(None, None)
     except NotADirectoryError:
@@ -84,7 +102,7 @@ def objects(lines: Iterable[str]) -> Iterator[Dict[str, Any]]:
     """Those of the lines that are JSON objects."""
     for line in lines:
         try:
-            value = json.loads(line)
+            value = parse(line)
         except ValueError:
             continue
         if isinstance(value, dict):

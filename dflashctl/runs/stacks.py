@@ -190,7 +190,7 @@ def parse(dump: str) -> list[Thread]:
     if dump.lstrip().startswith("["):
         try:
             return [_py_spy_thread(mapping(each)) for each in json.loads(dump)]
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return []
     return parse_faulthandler(dump)
 

@@ -70,6 +70,8 @@ def test_a_written_file_carries_the_version_and_leaves_nothing_aside(tmp_path: P
         (b'{"version": "1"}', "no version"),
         (b'{"version": 2, "tag": "x"}', "version 2, newer than this dflashctl knows (1)"),
         (b"\xff\xfe", "codec"),
+        (b"[" * 200_000, "nested too deep"),
+        (b'{"version": 1, "x": ' + b"[" * 900 + b"]" * 900 + b"}", "nested too deep"),  # too deep to pass on
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
@@ -143,6 +145,13 @@ def test_no_bytes_make_the_line_reader_raise(lines: list[bytes]) -> None:
         file.flush()
         for event in runfolder.read_lines(file.name):
             assert isinstance(event, dict)
+
+
+def test_lines_that_are_nested_too_deep_are_skipped(tmp_path: Path) -> None:
+    """A program may write anything: the parser's own limit is no ValueError."""
+    lines = ["[" * 200_000, '{"a":' * 200_000, '{"x": ' + "[" * 900 + "]" * 900 + "}", '{"x": [[{"y": 1}]]}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert list(runfolder.read_lines(str(tmp_path / "metrics.jsonl"))) == [{"x": [[{"y": 1}]]}]
 
 
 def started(run: runfolder.RunFolder, **changes: Any) -> None:
