@@ -7,8 +7,10 @@ alone, so a file keeps its side when the Python version changes.
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 HELD_OUT_ONE_IN = 25
@@ -50,8 +52,17 @@ def is_held_out(relative: str) -> bool:
 def files(held_out: bool, base: Path | None = None) -> list[Path]:
     """Absolute paths of the training files or of the held-out files, sorted by relative path."""
     base = root() if base is None else base
-    relative = sorted(path.relative_to(base).as_posix() for path in base.rglob("*.py"))
-    return [base / name for name in relative if is_used(name) and is_held_out(name) is held_out]
+    return [base / name for name in sorted(_used(base)) if is_held_out(name) is held_out]
+
+
+def _used(base: Path) -> Iterator[str]:
+    """Posix paths below `base` of what belongs to the data. Excluded folders are not entered: site-packages
+    may hold a hundred times as many files as the library.
+    """
+    for folder, folders, names in os.walk(base):
+        folders[:] = [name for name in folders if name not in EXCLUDED_FOLDERS]
+        below = Path(folder).relative_to(base)
+        yield from filter(is_used, ((below / name).as_posix() for name in names if name.endswith(".py")))
 
 
 def read(path: Path) -> str:
