@@ -66,7 +66,8 @@ def compiled(text: str, ignore_case: bool) -> Pattern[bytes]:
     try:
         return re.compile(text.encode("utf-8"), re.M | (re.I if ignore_case else 0))
     except re.error as error:
-        raise AgentError("usage", "--grep: not a regular expression: %s" % error, text) from None
+        what = "%r is not a regular expression: %s" % (text, error)
+        raise AgentError("usage", what, "--grep", r"escape what is meant literally: \[ or \(") from None
 
 
 def begin(run: RunFolder, file: BinaryIO, record: Dict[str, Any], since_s: Any) -> Tuple[int, bool]:

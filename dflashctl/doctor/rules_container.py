@@ -39,7 +39,9 @@ def container(facts: Facts) -> Finding:
         return ok(f"container {vmid} is running")
     if facts.running is False:
         means = "nothing runs in it and nothing in it can be looked at"
-        return failure(f"container {vmid} is stopped", means, f"on the host: pct start {vmid}")
+        return failure(
+            f"container {vmid} is stopped", means, pct_messages.starting(facts.host.engine, vmid or 0)
+        )
     reading = mapping(facts.container.get("status"))
     if reading.get("problem") == "missing":
         mend = "see whether ssh.host in hosts.yaml is the Proxmox host"

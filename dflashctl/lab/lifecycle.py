@@ -98,14 +98,18 @@ def down(*, keep: bool = False) -> bool:
 
 
 def open_runs() -> list[str]:
-    """Tags of the lab's runs that have begun and have no end on record, newest first. Read from its disk."""
+    """Tags of the lab's runs that have begun and have no end on record, newest first. Read from its disk.
+    Those of an earlier start of the container were lost then, and do not end with the lab."""
+    paths = LabPaths(lab_dir())
     inside = PurePosixPath(STATE_DIR).relative_to(WORKDIR)
-    begun = list_runs(str(LabPaths(lab_dir()).workspace / inside))
-    return [
-        str((run.record().value or {}).get("tag") or run.id)
-        for run in begun
-        if run.has("supervisor.json") and not run.has("exit.json")
-    ]
+    started = _container_start(paths)
+    found = []
+    for run in list_runs(str(paths.workspace / inside)):
+        record = run.record().value or {}
+        lost = record.get("init_start", started) != started
+        if run.has("supervisor.json") and not run.has("exit.json") and not lost:
+            found.append(str(record.get("tag") or run.id))
+    return found
 
 
 def status() -> Status:
@@ -172,12 +176,17 @@ def _end(paths: LabPaths, record: Record | None) -> None:
 def _container_runs(paths: LabPaths, record: Record) -> bool:
     """Whether container 200's first process lives. It is recorded as the lab's host counts pids, so it is
     looked for among the processes below the host's first one by its start time."""
-    try:
-        start = int((paths.pct / "ns" / f"{layout.CONTAINER}.init").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return False
+    start = _container_start(paths)
     processes = proc.table()
-    return any(
+    return start is not None and any(
         processes[pid].start == start and not processes[pid].dead
         for pid in kin.descendants([record.pid], processes)
     )
+
+
+def _container_start(paths: LabPaths) -> int | None:
+    """Start ticks of container 200's first process; None where it was stopped, or never started."""
+    try:
+        return int((paths.pct / "ns" / f"{layout.CONTAINER}.init").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -183,7 +183,10 @@ class PctEngine(Engine):
             )
 
     def _classify(self, stderr: str) -> DflashError | None:
-        return pct_messages.classify(stderr, container=self.container, where=self.host.name, sudo=self.sudo)
+        host = self.host
+        return pct_messages.classify(
+            stderr, container=self.container, where=host.name, sudo=self.sudo, engine=host.engine
+        )
 
     def explain(self, completed: Completed, where: Place = "inside") -> DflashError | None:
         text = completed.stderr.decode("utf-8", "replace")
@@ -206,7 +209,7 @@ class PctEngine(Engine):
         return ContainerDown(
             f"container {self.container} was stopped",
             where=self.host.name,
-            next=f"on the host: pct start {self.container}",
+            next=pct_messages.starting(self.host.engine, self.container),
         )
 
     def _after_deadline(self, program: str, timeout_s: float) -> DflashError:

@@ -42,11 +42,23 @@ def without_lock_notice(stderr: str) -> str:
     return _LOCK_GRANTED.sub("", stderr).strip()
 
 
-def classify(stderr: str, *, container: int, where: str, sudo: bool = False) -> DflashError | None:
+def starting(engine: str, container: int) -> str:
+    """What starts a container that is stopped. The lab's host is out of a person's daily reach."""
+    if engine == "lab":
+        from dflashctl.lab.layout import CONTAINER  # the lab is imported only by those who use it
+
+        if container == CONTAINER:
+            return "dflashctl lab up"
+    return f"on the host: pct start {container}"
+
+
+def classify(
+    stderr: str, *, container: int, where: str, sudo: bool = False, engine: str = "pct"
+) -> DflashError | None:
     """The error that pct's own words mean, or None when they are not pct's (the program inside speaks)."""
     if _NOT_RUNNING.search(stderr):
         return ContainerDown(
-            f"container {container} is not running", where=where, next=f"on the host: pct start {container}"
+            f"container {container} is not running", where=where, next=starting(engine, container)
         )
     if found := _NO_CONFIG.search(stderr):
         node = f" on node {found['node']}" if found["node"] else " on this node"

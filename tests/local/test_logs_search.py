@@ -118,7 +118,7 @@ def test_an_empty_log_is_said_to_be_empty_beside_stdout(box: Any, cli: Callable[
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--grep", "("], "--grep: not a regular expression"),
+        (["--grep", "("], "error: --grep: '(' is not a regular expression: missing )"),
         (["--grep", "x", "--errors"], "either --grep or --errors"),
         (["--grep", "x", "-f"], "a search does not follow"),
         (["--since", "soon"], "--since: not a length of time: 'soon'"),

@@ -132,13 +132,17 @@ def test_lab_down_names_the_runs_that_had_no_end(
     assert lifecycle.open_runs() == []
     folders = paths.workspace / ".dflashctl" / "runs"
     files = ("supervisor.json", "exit.json")
-    for number, (tag, there) in enumerate([("done", 2), ("live", 1), ("never", 0), ("\x1b", 1)]):
+    for number, (tag, there) in enumerate([("done", 2), ("lost", 1), ("live", 1), ("never", 0), ("\x1b", 1)]):
         run_dir = folders / f"20260101T00000000{number}-aaaaaa"
         run_dir.mkdir(parents=True)
-        (run_dir / "record.json").write_text(json.dumps({"version": 1, "tag": tag}))
+        started = 40 if tag == "lost" else 50
+        record = {"version": 1, "tag": tag, "init_start": started}
+        (run_dir / "record.json").write_text(json.dumps(record))
         for name in files[:there]:
             (run_dir / name).write_text("{}")
-    assert lifecycle.open_runs() == ["\x1b", "live"]
+    (paths.pct / "ns").mkdir(parents=True)
+    (paths.pct / "ns" / "200.init").write_text("7 50")
+    assert lifecycle.open_runs() == ["\x1b", "live"], "the lost one ended when its container was restarted"
     downs = [True, False]
     monkeypatch.setattr(lifecycle, "down", lambda keep: downs.pop(0))
     assert run(["lab", "down"]) == 0

@@ -13,7 +13,13 @@ import pytest
 
 from dflashctl.errors import ContainerDown, DflashError, Locked, NotFound, UsageError
 from dflashctl.remote import freezer
-from dflashctl.remote.pct_messages import classify, classify_sudo, is_lock_timeout, without_lock_notice
+from dflashctl.remote.pct_messages import (
+    classify,
+    classify_sudo,
+    is_lock_timeout,
+    starting,
+    without_lock_notice,
+)
 
 NO_CONFIG = "Configuration file 'nodes/pve1/lxc/999.conf' does not exist\n"
 LOCKED = "trying to acquire lock...\ncan't lock file '/run/lock/lxc/pve-config-200.lock' - got timeout\n"
@@ -202,3 +208,17 @@ def test_a_container_that_is_stopped_is_not_frozen(tmp_path: Path) -> None:
         env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
         run = lambda argv, env=env: subprocess.run(argv, env=env, capture_output=True).stdout  # noqa: E731
         assert freezer.is_frozen(run, 200, proc=str(tmp_path)) is False
+
+
+@pytest.mark.parametrize(
+    ("engine", "container", "command"),
+    [
+        ("pct", 200, "on the host: pct start 200"),
+        ("lab", 200, "dflashctl lab up"),  # its host has no shell that a person would know of
+        ("lab", 201, "on the host: pct start 201"),  # `lab up` starts the one container that it made
+    ],
+)
+def test_a_stopped_container_is_started_where_it_can_be(engine: str, container: int, command: str) -> None:
+    assert starting(engine, container) == command
+    said = classify(f"container '{container}' not running!\n", container=container, where="h", engine=engine)
+    assert said is not None and said.next == command
