@@ -80,6 +80,8 @@ def load_verb(name: str) -> Any:
     app.rich_markup_mode = None  # see build()
     command: Any = typer.main.get_command(app)
     command.name = name
+    for each in getattr(command, "commands", {}).values():
+        each.short_help = (each.help or "").split("\n\n")[0]  # the whole of it: typer's own is cut off
     # The root has these two.
     command.params = [
         each for each in command.params if each.name not in ("install_completion", "show_completion")
@@ -206,7 +208,7 @@ def _invoke(words: list[str]) -> int:
     if COMPLETION_VARIABLE in os.environ:
         command.main(args=words, prog_name="dflashctl")
     try:
-        with command.make_context("dflashctl", words) as context:
+        with command.make_context("dflashctl", list(words)) as context:
             result = command.invoke(context)
         return result if isinstance(result, int) and not isinstance(result, bool) else ExitCode.OK
     except typer.Exit as done:
@@ -214,9 +216,15 @@ def _invoke(words: list[str]) -> int:
     except typer.Abort as error:
         raise KeyboardInterrupt from error
     except _click_exception() as error:
-        with contextlib.suppress(OSError):
-            error.show()
-        _document(words, ExitCode.USAGE, error.format_message())
+        if type(error).__name__ == "NoArgsIsHelpError":  # nothing is wrong: it shows the help
+            with contextlib.suppress(OSError):
+                error.show()
+            return ExitCode.USAGE
+        from dflashctl.cli import usage
+
+        what, where, next_step = usage.describe(error, words, VERBS)
+        _say(f"error: {DflashError(what, where=where, next=next_step)}")
+        _document(words, ExitCode.USAGE, what, where, next_step)
         return ExitCode.USAGE
 
 

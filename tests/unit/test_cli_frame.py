@@ -5,6 +5,7 @@ Run: python -m pytest tests/unit/test_cli_frame.py
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import statistics
@@ -83,13 +84,59 @@ def test_wrong_usage_is_exit_code_2_without_a_traceback(
     assert frame.run(words) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "Usage: dflashctl" in shown.err and "Traceback" not in shown.err
+    assert re.fullmatch(r"error: dflashctl.*\nnext: .*dflashctl.* -h\n", shown.err), shown.err
     assert not log.exists()
 
 
 def test_a_mistyped_verb_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     frame.run(["stauts"])
     assert "'status'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["ps"], "dflashctl status"),
+        (["stop", "a"], "dflashctl kill"),
+        (["launch", "lr 3"], "dflashctl launch --tag 'lr 3'"),
+        (["runs", "localtls"], "dflashctl runs show localtls"),
+        (["deploy", "demo"], "dflashctl deploy -r demo"),
+        (["-H", "ct200", "status"], "options stand behind the verb: dflashctl status -H ct200"),
+        (["runs", "note", "a"], None),
+        (["launch", "--tga", "x"], None),
+        (["kill", "--pid", "1"], None),
+    ],
+)
+def test_what_was_probably_meant_is_there_to_type(
+    words: list[str], command: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert frame.run(words) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: dflashctl")
+    offered = hint.removeprefix("next: ").split(" · ")
+    assert offered[-1].endswith(" -h") and offered[:-1] == ([command] if command else [])
+
+
+def test_usage_errors_are_one_line_and_documents(capsys: pytest.CaptureFixture[str]) -> None:
+    assert frame.run(["schema"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 2 and "hosts, recipe, doctor" in shown.err
+    assert frame.run(["launch", "a", "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert (found["where"], found["next"]) == ("dflashctl launch", "dflashctl launch -h")
+
+
+@pytest.mark.parametrize("group", ["lab", "lock", "runs", "host", "recipe"])
+def test_no_line_of_help_is_cut_off(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert frame.run([group, "--help"]) == 0
+    assert "..." not in capsys.readouterr().out
+
+
+def test_a_group_without_a_word_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["lab"], ["host"]):
+        assert frame.run(words) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("Usage: dflashctl") and "error" not in shown
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
