@@ -129,7 +129,7 @@ def test_usage_errors_are_one_line_and_documents(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("group", ["lab", "lock", "runs", "host", "recipe"])
 def test_no_line_of_help_is_cut_off(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert frame.run([group, "--help"]) == 0
-    assert "..." not in capsys.readouterr().out
+    assert "..." not in capsys.readouterr().out.split("Commands:")[1]
 
 
 def test_a_group_without_a_word_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
