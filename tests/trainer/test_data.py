@@ -9,6 +9,8 @@ import random
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +19,11 @@ from hypothesis import strategies as st
 from tiny_models import save_target
 from tokenizers import Tokenizer
 
+from trainer import config as configs
 from trainer.data import stdlib
 from trainer.data.continuations import sample, write
-from trainer.data.dataset import drop_bad_rows
-from trainer.data.packing import Document, from_tokens, pack
+from trainer.data.dataset import build, drop_bad_rows
+from trainer.data.packing import Document, Rows, from_tokens, pack
 from trainer.data.prompts import draw_prompts, packed_text, row_order
 from trainer.errors import DataError
 from trainer.model.target import States, Target
@@ -118,6 +121,38 @@ def test_packed_text_is_whole_files_ended_by_the_end_token(tokenizer: Tokenizer)
     rows = packed_text(tokenizer, 12, 256, 0, 3)
     assert rows.tokens.shape == (12, 256) and rows.supervised.float().mean() > 0.9
     assert torch.equal(rows.tokens, packed_text(tokenizer, 12, 256, 0, 3).tokens)
+
+
+@pytest.mark.parametrize(("named", "ends"), [(250, [250]), ([251, 250], [251]), (None, []), ([], [])])
+def test_a_text_is_ended_by_the_targets_first_end_token(
+    named: Any, ends: list[int], tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a target with several, or with none: never by a token that happens to have id 0."""
+    source = tmp_path / "a.py"
+    source.write_text("x" * 20)
+    monkeypatch.setattr("trainer.data.prompts.stdlib.files", lambda held_out: [source])
+    monkeypatch.setattr("trainer.data.prompts.stdlib.root", lambda: tmp_path)
+    section: dict[str, Any] = {
+        "target": {"path": "unused"},
+        "drafter": {"mask_token_id": 1},
+        "data": {"continuations": False, "states": "online", "rows": 1, "row_tokens": 32},
+        "token_budget": 32,
+    }
+    target: Any = SimpleNamespace(config=SimpleNamespace(eos_token_id=named))
+    data = build(configs.load(section), target, tokenizer, print, lambda: None)
+    assert isinstance(data.rows, Rows)
+    assert data.rows.tokens[0, : 20 + len(ends)].tolist() == [*tokenizer.encode("x" * 20).ids, *ends]
+    assert int(data.rows.supervised.sum()) == 20 + len(ends)
+
+
+def test_what_follows_the_end_of_what_was_written_is_nobodys() -> None:
+    """Decoding stops at an end token: it is trained on, what a continuation says after it is not. One in the
+    prompt ends nothing."""
+    tokens = torch.tensor([[7, 1, 1, 1, 7, 1, 7, 1], [1, 1, 1, 1, 1, 1, 1, 8], [1, 1, 8, 1, 1, 1, 1, 1]])
+    rows = from_tokens(tokens, 2, ends={7, 8})
+    wanted = [[0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1, 1], [0, 0, 1, 0, 0, 0, 0, 0]]
+    assert rows.supervised.long().tolist() == wanted
+    assert from_tokens(tokens, 2).supervised.long().sum() == 18
 
 
 def test_every_epoch_is_a_permutation_of_its_own() -> None:

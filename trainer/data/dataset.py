@@ -18,6 +18,7 @@ from trainer.data.packing import Rows, from_tokens
 from trainer.data.store import Store, find_store
 from trainer.data.stored import StoredRows
 from trainer.errors import ConfigError
+from trainer.evaluation.decode import end_ids
 from trainer.model.target import States, Target, is_single
 from trainer.model.target_files import find_target
 from trainer.run.bad_rows import newly_bad
@@ -102,7 +103,9 @@ def build(config: TrainConfig, target: Target, tokenizer: Any, say: Say, beat: B
     if config.data.continuations:
         rows, states = _continuations(config, target, tokenizer, say, beat)
     else:
-        end_id = target.config.eos_token_id if isinstance(target.config.eos_token_id, int) else 0
+        # Of several the first, as servers take it; without any, nothing stands behind a text.
+        ends = target.config.eos_token_id
+        end_id = next(iter(ends), None) if isinstance(ends, list | tuple) else ends
         rows = texts.packed_text(tokenizer, config.data.rows, config.data.row_tokens, end_id, config.seed)
         states = _read_once(config, target, rows, beat) if config.data.states == "cached" else None
     bad: list[int] = []
@@ -164,7 +167,8 @@ def _continuations(
         now = time.monotonic()
         latest = now - before
         say(f"data: {done:,} of {data.rows:,} rows, {done * data.row_tokens / (now - started):,.0f} tokens/s")
-    return from_tokens(torch.cat(tokens), supervised_from=data.prompt_tokens), store.states(done)
+    rows = from_tokens(torch.cat(tokens), data.prompt_tokens, end_ids(target.config))
+    return rows, store.states(done)
 
 
 @torch.no_grad()

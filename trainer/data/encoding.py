@@ -53,7 +53,8 @@ class Encoder:
             raise ConfigError(f"cannot read the tokenizer: {error}", where=str(path)) from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self.vocabulary = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        # Above every id: a vocabulary may have gaps, so their number says less.
+        self.vocabulary = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = sorted(token.content for token in added.values() if token.special)
         self.ends = _end_tokens(folder, self.tokenizer)

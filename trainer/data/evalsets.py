@@ -99,7 +99,7 @@ def read(path: Path, limit: int | None = None) -> list[Question]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
         content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError("no such file", where=str(path)) from None
     except (OSError, EOFError, UnicodeDecodeError) as error:

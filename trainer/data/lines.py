@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 PIECE = 1 << 20
+BOM = b"\xef\xbb\xbf"  # some editors put it before UTF-8; it is no part of the text
 
 
 def file_digest(path: Path) -> str:
@@ -36,22 +37,27 @@ class Line:
 
 
 def lines_in(path: Path, start: int, stop: int, limit: int) -> Iterator[Line]:
-    """The lines that begin in bytes [start, stop) of the file, in order; `limit` is in bytes."""
+    """The lines that begin in bytes [start, stop) of the file, in order; `limit` is in bytes.
+
+    A byte order mark at the file's beginning is counted in its line's size and left out of it.
+    """
     with path.open("rb") as file:
         if start > 0:
             file.seek(start - 1)
             _pass_over(file)
+        mark = BOM if start == 0 else b""
         while file.tell() < stop:
             raw = file.readline(limit + 1)
             if not raw:
                 return
             if raw.endswith(b"\n"):
-                yield Line(raw[:-1], len(raw), True)
+                yield Line(raw[:-1].removeprefix(mark), len(raw), True)
             elif len(raw) <= limit:
-                yield Line(raw, len(raw), False)
+                yield Line(raw.removeprefix(mark), len(raw), False)
             else:
                 rest, ended = _pass_over(file)
                 yield Line(None, len(raw) + rest, ended)
+            mark = b""
 
 
 def _pass_over(file: IO[bytes]) -> tuple[int, bool]:

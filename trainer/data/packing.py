@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,10 +48,17 @@ class Rows:
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) - self.positions
 
 
-def from_tokens(tokens: Tensor, supervised_from: int) -> Rows:
-    """Rows that are one document each, trained on from this position on. tokens: [R, S]."""
+def from_tokens(tokens: Tensor, supervised_from: int, ends: Collection[int] = ()) -> Rows:
+    """Rows that are one document each, trained on from this position on. tokens: [R, S].
+
+    Args:
+        ends: tokens that end what is written from there on. Decoding stops there: what follows is nobody's.
+    """
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens).contiguous()
-    return Rows(tokens, torch.zeros_like(tokens), positions, positions >= supervised_from)
+    written = positions >= supervised_from
+    over = written & torch.isin(tokens, torch.tensor(sorted(ends), dtype=tokens.dtype, device=tokens.device))
+    before = over.cumsum(1) - over.long() == 0
+    return Rows(tokens, torch.zeros_like(tokens), positions, written & before)
 
 
 def split_long(document: Document, limit: int) -> list[Document]:

@@ -21,9 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
-from trainer.data.lines import file_digest
+from trainer.data.lines import BOM, file_digest
 from trainer.data.meter import Meter
 from trainer.data.reader import Documents, Reader, Settings
 from trainer.data.store import Journal, Store, Writer, name_of
@@ -151,6 +152,21 @@ def _check_inputs(inputs: Sequence[Path]) -> None:
             raise ConfigError("neither .jsonl nor .txt", where=str(path), next="convert it to JSON lines")
         if not path.is_file():
             raise ConfigError("no such file", where=str(path))
+        if path.suffix == ".json" and _is_list(path):
+            raise ConfigError(
+                "one JSON list, not a JSON object a line",
+                where=str(path),
+                next=f"jq -c '.[]' {quote(str(path))} > {quote(str(path.with_suffix('.jsonl')))}",
+            )
+
+
+def _is_list(path: Path) -> bool:
+    """Whether a file begins as one list does; such a row would be a bad one anyway."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4096).removeprefix(BOM).lstrip().startswith(b"[")
+    except OSError:
+        return False  # whoever reads it will say why not
 
 
 def _describe(path: Path) -> dict[str, Any]:

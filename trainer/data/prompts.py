@@ -65,13 +65,18 @@ def draw_prompts(tokenizer: Any, count: int, tokens: int, held_out: bool, seed: 
     return torch.tensor(list(found), dtype=torch.int64)
 
 
-def packed_text(tokenizer: Any, rows: int, row_tokens: int, end_id: int, seed: int) -> Rows:
-    """About `rows` rows of whole training files, packed, trained on throughout."""
+def packed_text(tokenizer: Any, rows: int, row_tokens: int, end_id: int | None, seed: int) -> Rows:
+    """About `rows` rows of whole training files, packed, trained on throughout.
+
+    Args:
+        end_id: stands behind every file; None: nothing does.
+    """
+    end = [] if end_id is None else [end_id]
     order = stdlib.files(False)
     random.Random(seed).shuffle(order)
     documents, total = [], 0
     for path in order:
-        ids = [*tokenizer.encode(stdlib.read(path), add_special_tokens=False).ids, end_id]
+        ids = [*tokenizer.encode(stdlib.read(path), add_special_tokens=False).ids, *end]
         documents.append(Document(ids, [True] * len(ids)))
         total += len(ids)
         if total >= rows * row_tokens:

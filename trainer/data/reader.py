@@ -89,7 +89,8 @@ class Reader:
         limit = self.settings.max_line_bytes
         if path.suffix == ".txt":
             small = stop <= limit
-            gathered.line(1, lines.Line(path.read_bytes() if small else None, stop, True), plain=True)
+            content = path.read_bytes().removeprefix(lines.BOM) if small else None
+            gathered.line(1, lines.Line(content, stop, True), plain=True)
         else:
             for number, line in enumerate(lines.lines_in(path, start, stop, limit), 1):
                 gathered.line(number, line)
@@ -138,7 +139,9 @@ class _Gathered:
         if isinstance(record, Ids):
             known = self.reader.encoder.vocabulary
             if max(record.tokens) >= known:
-                raise BadRow(f"input_ids: {max(record.tokens)} is no token of the target, which has {known}")
+                raise BadRow(
+                    f"input_ids: {max(record.tokens)} is no token of the target, which has ids below {known}"
+                )
             found: list[Rendered | Text | Ids] = [record]
         elif isinstance(record, Text):
             found = [record]

@@ -4,10 +4,12 @@ Accepted, told apart by their keys:
 
     {"messages": [{"role": "user", "content": "..."}, ...], "tools": [...]}
     {"conversations": [{"from": "human", "value": "..."}, ...]}      (ShareGPT; role/content work there too)
+    either with "system": "...", for what is said before all messages
     {"text": "..."}
     {"input_ids": [...], "loss_mask": [...]}
 
-Conversations come out in one form, the one that chat templates expect.
+Conversations come out in one form, the one that chat templates expect. A key that is null counts as left out:
+tools that write tables give every row the keys of all.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ SHAREGPT_ROLES = {
     "function_response": "tool",
     "observation": "tool",
 }
+SAYING = {"reasoning_content", "tool_calls"}  # what an answer may say besides its content
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -61,13 +64,13 @@ def read(value: Mapping[str, Any], need_answer: bool = True) -> Record:
     Raises:
         BadRow: none of the known forms, or not well formed.
     """
-    if "messages" in value:
-        return _conversation(value["messages"], "messages", value.get("tools"), need_answer)
-    if "conversations" in value:
-        return _conversation(value["conversations"], "conversations", value.get("tools"), need_answer)
-    if "input_ids" in value:
+    said = {key for key, each in value.items() if each is not None}
+    for key in ("messages", "conversations"):
+        if key in said:
+            return _conversation(value, key, need_answer)
+    if "input_ids" in said:
         return _ids(value)
-    if "text" in value:
+    if "text" in said:
         if not isinstance(value["text"], str) or not value["text"]:
             raise BadRow("text: expected text that is not empty")
         return Text(_clean(value["text"], "text"))
@@ -75,7 +78,8 @@ def read(value: Mapping[str, Any], need_answer: bool = True) -> Record:
     raise BadRow(f"no messages, conversations, text or input_ids in it (keys: {keys})")
 
 
-def _conversation(listed: Any, key: str, tools: Any, need_answer: bool) -> Conversation:
+def _conversation(value: Mapping[str, Any], key: str, need_answer: bool) -> Conversation:
+    listed = value[key]
     if not isinstance(listed, list):
         raise BadRow(f"{key}: expected a list")
     if not listed:
@@ -83,13 +87,27 @@ def _conversation(listed: Any, key: str, tools: Any, need_answer: bool) -> Conve
     messages = [_message(each, f"{key}[{number}]") for number, each in enumerate(listed)]
     if need_answer and not any(message["role"] == "assistant" for message in messages):
         raise BadRow(f"{key}: no message by the assistant, so nothing to train on")
-    return Conversation(messages, _tools(tools))
+    return Conversation(_with_system(messages, value.get("system")), _tools(value.get("tools")))
+
+
+def _with_system(messages: list[dict[str, Any]], said: Any) -> list[dict[str, Any]]:
+    """What stands beside the messages comes before them: the answers were given under it."""
+    text = _content(said, "system") if said is None or isinstance(said, str) else None
+    if text is None:
+        raise BadRow("system: expected text")
+    if not text.strip():
+        return messages
+    if messages[0]["role"] in ("system", "developer"):
+        if messages[0]["content"] == text:
+            return messages
+        raise BadRow("system: another one than the first message, and only one can be meant")
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRow(f"{where}: expected an object")
-    if "role" in value:
+    if value.get("role") is not None:
         said, content = value["role"], value.get("content")
     else:
         said, content = value.get("from"), value.get("value")
@@ -112,7 +130,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(value["tool_calls"], list):
             raise BadRow(f"{where}.tool_calls: expected a list")
         message["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in value["tool_calls"]]
-    if not message["content"].strip() and role == "assistant" and len(message) == 2:
+    if role == "assistant" and not message["content"].strip() and not message.keys() & SAYING:
         raise BadRow(f"{where}: the assistant says nothing")
     return message
 

@@ -6,6 +6,7 @@ Run: python -m pytest tests/trainer/data/test_prepare.py
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,9 +128,38 @@ def test_token_ids_that_the_target_does_not_have_are_bad(tmp_path: Path, chat_ta
     )
 
 
+def test_token_ids_above_a_gap_in_the_vocabulary_are_the_targets(tmp_path: Path, chat_target: Make) -> None:
+    """Tokenizers leave ids free: how many tokens there are does not say which id is the last."""
+    target = tmp_path / "target"
+    shutil.copytree(chat_target("chatml"), target)
+    path = target / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    (last,) = [each for each in tokenizer["added_tokens"] if each["content"] == "<|im_end|>"]
+    last["id"] = tokenizer["model"]["vocab"]["<|im_end|>"] = 900
+    path.write_text(json.dumps(tokenizer))
+    source = write(
+        tmp_path / "a.jsonl",
+        {"input_ids": [5, 900], "loss_mask": [1, 1]},
+        {"input_ids": [5, 901], "loss_mask": [1, 1]},
+    )
+    store = make(tmp_path / "out", source, target)
+    assert store.tokens.tolist() == [5, 900]
+    assert "901 is no token of the target" in (store.folder / "bad_rows.jsonl").read_text()
+
+
+def test_a_text_file_without_its_byte_order_mark(tmp_path: Path, chat_target: Make) -> None:
+    found = []
+    for name, mark in (("a", b""), ("b", b"\xef\xbb\xbf")):
+        path = tmp_path / f"{name}.txt"
+        path.write_bytes(mark + "Zürich\n".encode())
+        found.append(make(tmp_path / name, path, chat_target("chatml")).tokens.tolist())
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
+        ("one list.json", b'\xef\xbb\xbf \n [{"text": "a"}]', "one JSON list, not a JSON object a line"),
         ("a.parquet", b"", "neither .jsonl nor .txt"),
         ("none.jsonl", None, "no such file"),
         ("empty.jsonl", b"", r"nothing to train on in 0 rows \(0 bad\)"),

@@ -84,6 +84,21 @@ def test_blank_lines_are_nothing() -> None:
     assert lines.record(Line(b" \t\r", 4, True), 10) is None
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, end: bytes) -> None:
+    """Whatever the ranges; only at the file's beginning, where editors put it."""
+    path, mark = tmp_path / "a.jsonl", b"\xef\xbb\xbf"
+    path.write_bytes(mark + end.join([b'{"text": "a"}', b'{"text": "\xef\xbb\xbfb"}', mark + b"{}"]))
+    size = path.stat().st_size
+    for cut in range(size + 1):
+        found = [*lines.lines_in(path, 0, cut, 100), *lines.lines_in(path, cut, size, 100)]
+        assert sum(line.size for line in found) == size
+        values = [lines.record(line, 100) for line in found[:2]]
+        assert values == [{"text": "a"}, {"text": "\ufeffb"}]
+        with pytest.raises(BadRow, match="BOM"):
+            lines.record(found[2], 100)
+
+
 def messages(value: dict[str, Any]) -> list[dict[str, Any]]:
     record = records.read(value)
     assert isinstance(record, Conversation)
@@ -127,6 +142,31 @@ def test_reasoning_tools_and_calls() -> None:
     assert record.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
 
 
+def test_what_stands_beside_the_messages_is_said_first() -> None:
+    turns = [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]
+    wanted = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a"},
+    ]
+    assert messages({"system": "s", "conversations": turns}) == wanted
+    assert messages({"system": "s", "messages": wanted}) == wanted
+    for nothing in (None, "", "  "):
+        assert messages({"system": nothing, "conversations": turns}) == wanted[1:]
+
+
+def test_keys_that_are_null_are_left_out() -> None:
+    """As tables have it: every row with the columns of all."""
+    empty = dict.fromkeys(["messages", "conversations", "input_ids", "loss_mask", "text", "tools", "system"])
+    said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    assert records.read({**empty, "text": "a"}) == Text("a")
+    assert records.read({**empty, "input_ids": [5, 6], "loss_mask": [0, 1]}) == Ids([5, 6], [False, True])
+    assert messages({**empty, "messages": said}) == messages({**empty, "conversations": said}) == said
+    columns = {"role": None, "content": None, "tool_calls": None, "reasoning_content": None, "name": None}
+    both = [{**columns, "from": "human", "value": "u"}, {**columns, "from": "gpt", "value": "a"}]
+    assert messages({**empty, "conversations": both}) == said
+
+
 def test_text_and_ids() -> None:
     assert records.read({"text": "a"}) == Text("a")
     assert records.read({"input_ids": [5, 6], "loss_mask": [0, 1]}) == Ids([5, 6], [False, True])
@@ -138,6 +178,13 @@ ANSWER = {"role": "assistant", "content": "a"}
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
+        ({"messages": None, "text": None}, r"no messages, conversations, text or input_ids in it"),
+        ({"messages": [ANSWER], "system": 7}, "system: expected text"),
+        (
+            {"messages": [{"role": "system", "content": "t"}, ANSWER], "system": "s"},
+            "system: another one than the first message",
+        ),
+        ({"messages": [{"role": "assistant", "content": "", "name": "bot"}]}, "the assistant says nothing"),
         ({}, r"no messages, conversations, text or input_ids in it \(keys: none\)"),
         ({"prompt": 1, "b": 2}, r"\(keys: b, prompt\)"),
         ({"messages": []}, "messages: the conversation is empty"),
