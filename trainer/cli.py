@@ -25,7 +25,7 @@ from trainer.data.regenerate_cli import regenerate
 from trainer.errors import ConfigError, Stopped, TrainerError
 from trainer.evaluation.cli import eval
 from trainer.export.cli import export, import_
-from trainer.machine import prepare_environment
+from trainer.machine import importing, prepare_environment
 from trainer.run.console import Console, Plain, for_stdout
 from trainer.run.runfiles import RunFiles
 from trainer.run.writing import lose_lines_that_do_not_fit, of_full_disk
@@ -148,7 +148,8 @@ def rank(
     lose_lines_that_do_not_fit()
 
     def work(files: RankFiles) -> int:
-        from trainer.topology.ranks import Ranks
+        with importing():
+            from trainer.topology.ranks import Ranks
 
         group = Ranks(files.beat)
         console = for_stdout(files.started) if group.first else Plain(lambda text: None)
@@ -169,7 +170,8 @@ def trained(
 
     def work() -> None:
         config = read_config(recipe)
-        from trainer.run.train import run  # torch comes in here
+        with importing():
+            from trainer.run.train import run  # torch comes in here
 
         report = run(config, files, console.say, console, resume, allow_changes, ranks)
         if report is not None:

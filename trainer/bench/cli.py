@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trainer.errors import ConfigError
-from trainer.machine import prepare_environment
+from trainer.machine import importing, prepare_environment
 from trainer.model.kernels import slow_for_want_of
 
 SETTINGS = [
@@ -50,8 +50,9 @@ def bench(
     from trainer.cli import guarded
 
     def work() -> None:
-        from trainer.bench.measure import Settings, bench_loss, bench_mask, bench_step, problems
-        from trainer.bench.prefill import bench_target
+        with importing():
+            from trainer.bench.measure import Settings, bench_loss, bench_mask, bench_step, problems
+            from trainer.bench.prefill import bench_target
 
         tokens, row, blocks = SMALLER.get(shape, USUAL)
         settings = Settings(

@@ -10,7 +10,7 @@ import typer
 
 from trainer.config import Evaluate
 from trainer.data.cli import Arguments, Date, TemplateFile, Thinking, mode_of, say
-from trainer.machine import prepare_environment
+from trainer.machine import importing, prepare_environment
 
 
 def eval(
@@ -48,9 +48,10 @@ def eval(
         pair = read_pair(checkpoint, target)  # refuses what it can before torch is imported
         if asked is not None:
             asked.read(pair.target, pair.encoder, prompts)
-        from trainer.evaluation.evaluate_checkpoint import evaluate_checkpoint
-        from trainer.evaluation.measure import Options
-        from trainer.evaluation.tables import document, evaluation_report
+        with importing():
+            from trainer.evaluation.evaluate_checkpoint import evaluate_checkpoint
+            from trainer.evaluation.measure import Options
+            from trainer.evaluation.tables import document, evaluation_report
 
         section = Evaluate(prompts=prompts, new_tokens=new_tokens, temperature=temperature or 1.0)
         options = Options(dtype, device, batch, sampled=temperature > 0)
