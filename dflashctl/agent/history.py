@@ -19,6 +19,7 @@ from . import kin, logknown, proc, release, runfacts
 from .checkpoints import checkpoints
 from .curate import notes
 from .observe import facts_of
+from .ownlog import log_file
 from .pick import one_run
 from .runfolder import RunFolder
 from .runfolder import list_runs as all_runs
@@ -63,7 +64,7 @@ def _facts(run: RunFolder, processes: proc.Table) -> Dict[str, Any]:
     if facts["exit"] is None and facts["supervisor_alive"]:
         facts.update(runfacts.progress_facts(run))
         facts["family"] = runfacts.family_facts(run, processes, processes, kin.tagged(processes))
-    path = run.log_path(record)
+    path = log_file(run, record)
     try:
         status = os.stat(path)
         facts["log"] = {"path": path, "exists": True, "size": status.st_size, "mtime": status.st_mtime}

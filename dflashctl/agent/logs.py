@@ -28,6 +28,7 @@ import zlib
 from typing import Any, BinaryIO, Dict, Optional
 
 from . import AgentError, logindex
+from .ownlog import is_open_log, log_file
 from .pick import one_run
 from .runfolder import RunFolder
 
@@ -47,7 +48,7 @@ def read_log(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
             "not_found", "run %s has no readable record, so its log is not known" % run.id, run.path
         )
     live = _live(run)
-    path = run.log_path(record)
+    path = log_file(run, record)
     secrets = record.get("secrets") or []
     emit({"run": {"id": run.id, "tag": record.get("tag"), "path": path, "live": live, "secrets": secrets}})
     reader = Reader(run, record, emit, int(request.get("max_bytes") or MAX_BYTES))
@@ -108,7 +109,7 @@ class Reader:
     def begin(self, lines: int, since_s: Any = None) -> None:
         """Start at this run's part, at what it wrote since, or at the last `lines` lines of that."""
         self.offset = max(int(self.record.get("log_start") or 0), 0)
-        if not self.open(self.run.log_path(self.record)):
+        if not self.open(log_file(self.run, self.record)):
             return
         assert self.file is not None
         size = os.fstat(self.file.fileno()).st_size
@@ -123,11 +124,11 @@ class Reader:
 
     def go_on(self, inode: int, offset: int, tail: Dict[str, Any]) -> None:
         """Continue in the file with this inode, wherever it was moved to within its folder."""
-        path = self.run.log_path(self.record)
+        path = log_file(self.run, self.record)
         self.offset = offset
         self.tail_bytes, self.tail_crc = int(tail.get("bytes") or 0), int(tail.get("crc32") or 0)
         if inode and _inode(path) != inode:
-            moved = find_inode(os.path.dirname(path), inode)
+            moved = find_inode(os.path.dirname(self.run.log_path(self.record)), inode)
             if moved is not None:
                 self.open(moved)
                 return
@@ -143,6 +144,14 @@ class Reader:
         self.tail_bytes, self.tail_crc = 0, 0
         self.inode = self.inode if opened else 0
         self.emit({"notice": notice, "inode": self.inode, "offset": 0})
+
+    def is_followed_by(self, path: str) -> bool:
+        """Does the log go on in the new file there? Not while that is empty, and the program, which knows
+        nothing of a new file, writes to the old one."""
+        try:
+            return os.stat(path).st_size > 0 or not is_open_log(self.run, self.inode)
+        except OSError:
+            return False
 
     def was_cut(self) -> bool:
         """Is what was read last no longer where it was? Also when the file has grown past it again."""
@@ -179,7 +188,7 @@ class Reader:
         if self.drain():
             return True
         current = _inode(path)
-        if current is not None and current != self.inode:
+        if current is not None and current != self.inode and self.is_followed_by(path):
             # The old file is read to its end. Its writer may still have it open for a moment: what it adds
             # between the two looks is read first.
             if self.drain():

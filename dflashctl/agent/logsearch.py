@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Callable, Deque, Dict, Iterator, List, Optiona
 from . import AgentError, logindex
 from .logknown import Known, Matcher, line_around
 from .logscan import _TRACEBACK, BLOCK_BYTES, exception_after, settled
+from .ownlog import log_file
 from .pick import one_run
 from .runfolder import RunFolder
 
@@ -42,7 +43,7 @@ def search_log(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     """See the module's text. Raises AgentError("not_found"), and "usage" for a pattern that is none."""
     run = one_run(request)
     record = run.record().value or {}
-    path = run.log_path(record)
+    path = log_file(run, record)
     secrets = record.get("secrets") or []
     emit({"run": {"id": run.id, "tag": record.get("tag"), "path": path, "secrets": secrets}})
     pattern: Optional[Pattern[bytes]] = None

@@ -20,6 +20,7 @@ import stat
 from typing import Any, BinaryIO, Dict, Iterator, List, Tuple
 
 from . import AgentError
+from .ownlog import log_file
 from .pick import one_run
 from .runfolder import RunFolder
 
@@ -61,7 +62,7 @@ def _where(run: RunFolder, what: str) -> Tuple[str, Any]:
     if what == "metrics":
         return run.path, list(METRICS)
     if what == "log":
-        log = run.log_path(run.record().value or {})
+        log = log_file(run, run.record().value or {})
         return os.path.dirname(log), [os.path.basename(log)] if log else []
     raise AgentError("usage", "nothing called %r can be pulled" % what)
 

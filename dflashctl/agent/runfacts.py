@@ -11,6 +11,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from . import logknown, logscan, proc
+from .ownlog import log_file
 from .runfolder import RunFolder, number, objects
 
 METRICS_TAIL_BYTES = 256 * 2**10
@@ -123,7 +124,7 @@ def metrics_facts(entries: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
 
 def log_size(run: RunFolder, record: Dict[str, Any]) -> Optional[int]:
     try:
-        return os.stat(run.log_path(record)).st_size
+        return os.stat(log_file(run, record)).st_size
     except OSError:
         return None
 
@@ -137,7 +138,7 @@ def log_facts(
     scan_s: float,
 ) -> Dict[str, Any]:
     """Growth since `size_before`, and what logscan finds in this run's part."""
-    path = run.log_path(record)
+    path = log_file(run, record)
     answer: Dict[str, Any] = {"path": path, "exists": False}
     try:
         status = os.stat(path)

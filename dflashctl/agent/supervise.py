@@ -53,6 +53,7 @@ class Supervisor:
         self.termed: Optional[float] = None
         self.peak_rss = 0
         self.group: Optional[str] = None
+        self.log_inode = 0
         self.written: Set[proc.Identity] = set()
         self.next_sample = 0.0
         self.oom_before = oom_kills()
@@ -66,6 +67,7 @@ class Supervisor:
             log = os.open(self.record["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             return "cannot write the log: %s" % error
+        self.log_inode = os.fstat(log).st_ino
         self.group = cgroup.make(self.run.id)
         try:
             self.process = subprocess.Popen(
@@ -100,6 +102,7 @@ class Supervisor:
             "started_at": self.started_at,
             "mono": self.started,
             "cgroup": self.group,
+            "log_inode": self.log_inode,
         }
         body.update(proc.here())
         try:

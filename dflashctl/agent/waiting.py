@@ -7,6 +7,7 @@ import time
 from typing import Any, Dict
 
 from . import AgentError
+from .ownlog import log_file
 from .runfolder import RunFolder, folder_of
 from .spawn import find_supervisor
 
@@ -39,7 +40,7 @@ def log_tail(run: RunFolder) -> str:
     """The last lines of the run's log."""
     record = run.record().value or {}
     try:
-        with open(run.log_path(record), "rb") as file:
+        with open(log_file(run, record), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             data = file.read()
