@@ -62,7 +62,12 @@ def _where(run: RunFolder, what: str) -> Tuple[str, Any]:
     if what == "metrics":
         return run.path, list(METRICS)
     if what == "log":
-        log = log_file(run, run.record().value or {})
+        record = run.record().value or {}
+        log = log_file(run, record)
+        if log.startswith("/proc/"):
+            what = "the log was removed; only its program still has it"
+            hint = "dflashctl logs %s -n 0 > log" % (record.get("tag") or run.id)
+            raise AgentError("not_found", what, run.log_path(record), hint)
         return os.path.dirname(log), [os.path.basename(log)] if log else []
     raise AgentError("usage", "nothing called %r can be pulled" % what)
 

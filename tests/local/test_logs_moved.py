@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import history, logs, logsearch, observe, ownlog
+from dflashctl.agent import AgentError, history, logs, logsearch, observe, ownlog, pull
 
 STEPS = """
 import os, time
@@ -112,6 +112,16 @@ def test_a_call_that_goes_on_after_a_move_repeats_nothing(
     said: list[dict[str, Any]] = []
     logs.read_log({**request, "offset": told["offset"], "inode": told["inode"]}, said.append)
     assert b"".join(base64.b64decode(one.get("data", "")) for one in said) == b"step 2\n"
+
+
+def test_a_log_that_was_removed_is_no_file_to_pull(box: Any, answer: dict[str, Any]) -> None:
+    request = {"state_dir": box.state_dir, "tag": "t", "what": "log"}
+    rotated(Path(answer["log"]))
+    assert [one["path"] for one in pull.pull_list(request, None)["files"]] == ["train_t.log.1"]
+    Path(answer["log"] + ".1").unlink()
+    with pytest.raises(AgentError, match="only its program still has it") as caught:
+        pull.pull_list(request, None)
+    assert caught.value.next == "dflashctl logs t -n 0 > log"
 
 
 def test_a_file_that_is_written_to_in_its_place_is_the_log(box: Any, answer: dict[str, Any]) -> None:
