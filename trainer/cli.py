@@ -28,7 +28,7 @@ from trainer.export.cli import export, import_
 from trainer.machine import importing, prepare_environment
 from trainer.run.console import Console, Plain, for_stdout
 from trainer.run.runfiles import RunFiles
-from trainer.run.writing import lose_lines_that_do_not_fit, of_full_disk
+from trainer.run.writing import lose_lines_that_do_not_fit, of_the_disk
 from trainer.topology.cli import plan
 from trainer.topology.planning import resolve_auto
 from trainer.topology.rank import RankFiles
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Train DFlash drafters, and measure them by real decoding.",
 )
@@ -62,7 +63,8 @@ def read_recipe(path: Path) -> Any:
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read the recipe: {error.strerror}", where=str(path)) from None
+        hint = "name its file, such as recipes/demo.yaml" if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"cannot read the recipe: {error.strerror}", where=str(path), next=hint) from None
     except UnicodeDecodeError:
         raise ConfigError("the recipe is not UTF-8 text", where=str(path)) from None
     except yaml.MarkedYAMLError as error:
@@ -96,6 +98,21 @@ def run_folder() -> Path:
     return Path(given) if given else Path("runs") / time.strftime("%Y%m%dT%H%M%S", time.gmtime())
 
 
+def _begun() -> RunFiles:
+    """The run's folder, with its first phase. Exits where it cannot be made or written to."""
+    begun: list[RunFiles] = []
+
+    def begin() -> None:
+        files = RunFiles(run_folder())
+        files.enter("loading")
+        begun.append(files)
+
+    failed = guarded(begin, None)
+    if failed:
+        raise SystemExit(failed)
+    return begun[0]
+
+
 @app.command()
 def train(
     recipe: Annotated[Path, typer.Argument(help="A recipe with a train: section.")],
@@ -114,8 +131,7 @@ def train(
         refused = guarded(partial(_refuse, recipe), None)
         if refused:
             raise SystemExit(refused)
-    files = RunFiles(run_folder())
-    files.enter("loading")
+    files = _begun()
     ranks = 1
 
     def decide() -> None:
@@ -192,7 +208,7 @@ def guarded(work: Callable[[], None], files: RunFiles | None) -> int:
         return error.exit_code
     except Exception as error:
         known = files.fail(error) if files else failures.of_error(error)
-        told = error if isinstance(error, TrainerError) else of_full_disk(error)
+        told = error if isinstance(error, TrainerError) else of_the_disk(error)
         said = f"error: {told}" if told else traceback.format_exc().rstrip()
         print(said, failures.words(known), sep="\n" if known else "", file=sys.stderr, flush=True)
         return told.exit_code if told else 1

@@ -335,3 +335,29 @@ def test_a_full_disk_anywhere_is_one_message(tmp_path: Path, capsys: pytest.Capt
     )
     assert "known failure disk-full" in said and "Traceback" not in said
     assert "in fails" in read(tmp_path / "root_cause.json")["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EACCES, "error: {}: cannot be used: Permission denied\nnext: see whose it is"),
+        (errno.EROFS, "error: {}: cannot be used: Read-only file system\nnext: see whose it is"),
+        (errno.ENOTDIR, "error: {}: cannot be used: Not a directory\nnext: see whose it is"),
+        (errno.ENOENT, "Traceback"),  # may be a file of ours that a bug lost
+    ],
+)
+def test_a_place_that_cannot_be_used_is_one_message(
+    number: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def fails() -> None:
+        raise OSError(number, os.strerror(number), "runs")
+
+    assert guarded(fails, RunFiles(tmp_path)) == 1
+    assert capsys.readouterr().err.startswith(said.format(tmp_path / "runs"))
+    assert "in fails" in read(tmp_path / "root_cause.json")["traceback"]

@@ -8,9 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from trainer import config as configs
 from trainer.checkpoint.files import listed
+from trainer.cli import app
+from trainer.errors import ConfigError
+from trainer.model.target_files import find_target
 from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
 
@@ -37,7 +41,8 @@ def test_a_recipe_that_is_refused_is_named_and_leaves_no_folder(name: str, tmp_p
         timeout=120,
     )
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith(f"error: {name}: ") and "Traceback" not in done.stderr
+    place = {"typo.yaml": "typo.yaml:4:3: train.token_budgett: unknown key", "nope.yaml": "nope.yaml: cannot"}
+    assert done.stderr.startswith(f"error: {place[name]}") and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -61,3 +66,53 @@ def test_a_step_that_is_kept_as_the_best_is_not_saved_again_one_later(
     run(configs.load(content), RunFiles(tmp_path / "run"), lambda text: None)
     names = [path.name for path in listed(tmp_path / "run" / "checkpoints")]
     assert names == ["step-0000007", "step-0000006", "step-0000003"]
+
+
+NOWHERE = "x" * 300  # longer than a name can be: what nobody can use, root neither
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["prepare", "few.jsonl", "--target", "TARGET", "--out", NOWHERE],
+        ["prepare", NOWHERE + ".jsonl", "--target", "TARGET"],
+        ["prepare", "few.jsonl", "--target", NOWHERE],
+        ["regenerate", "few.jsonl", "--target", "TARGET", "--out", NOWHERE],
+        ["data", "show", NOWHERE],
+        ["train", "good.yaml"],
+        ["eval", NOWHERE, "--target", "TARGET"],
+        ["export", "TARGET", NOWHERE],
+        ["import", "TARGET", NOWHERE],
+    ],
+    ids=lambda words: " ".join(words)[:24],
+)
+def test_a_place_that_cannot_be_used_is_told_by_every_command(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DFLASH_RUN_DIR", NOWHERE)
+    (tmp_path / "few.jsonl").write_text('{"text": "some words"}\n')
+    (tmp_path / "good.yaml").write_text(RECIPE.replace("budgett", "budget"))
+    target = str(PROJECT / "recipes/demo/target")
+    done = CliRunner().invoke(app, [target if word == "TARGET" else word for word in words])
+    assert isinstance(done.exception, SystemExit), repr(done.exception)
+    assert done.exit_code in (1, 2)
+    assert "error: " in done.output and "Traceback" not in done.output
+
+
+def test_a_short_h_is_help_as_with_dflashctl() -> None:
+    for words in (["-h"], ["train", "-h"], ["data", "show", "-h"]):
+        assert CliRunner().invoke(app, words).exit_code == 0
+
+
+def test_a_target_is_missed_by_the_name_that_it_was_given_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PROJECT)
+    with pytest.raises(ConfigError) as caught:
+        find_target("recipes/demo", named_by="--target")
+    assert str(caught.value) == (
+        f"--target: no target (config.json) at {PROJECT / 'recipes/demo'}\nnext: check the path"
+    )
+    with pytest.raises(ConfigError, match=r"train\.target\.path: .*\n.*deploy\.include"):
+        find_target("recipes/demo")

@@ -12,6 +12,7 @@ import typer
 
 from trainer.errors import ConfigError, TrainerError
 from trainer.machine import prepare_environment, usable_cores
+from trainer.run.writing import of_the_disk
 
 if TYPE_CHECKING:
     from trainer.data.chat_template import Mode
@@ -164,6 +165,12 @@ def guarded(work: Callable[[], None]) -> None:
     except TrainerError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
+    except OSError as error:
+        told = of_the_disk(error)
+        if told is None:
+            raise
+        print(f"error: {told}", file=sys.stderr, flush=True)
+        raise SystemExit(told.exit_code) from None
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr, flush=True)
         raise SystemExit(130) from None

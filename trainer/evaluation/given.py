@@ -44,7 +44,7 @@ def read_pair(folder: Path, target_path: str) -> Pair:
     Raises:
         ConfigError: one of them is not there or not readable, or they do not belong together.
     """
-    place = find_target(target_path)
+    place = find_target(target_path, named_by="--target")
     raw, shape = read_config(place), read_drafter_config(folder)
     check_pair(shape, raw, str(folder), str(place))
     load_tokenizer(place, dimension(raw, "vocab_size"))  # refuses one that does not fit

@@ -14,16 +14,23 @@ from trainer.model.pair import check_tokenizer
 RELEASE = Path(__file__).resolve().parents[2]
 
 
-def find_target(path: str) -> Path:
-    """The target's folder: absolute, else relative to the working folder, else to the deployed release."""
+def find_target(path: str, named_by: str = "train.target.path") -> Path:
+    """The target's folder: absolute, else relative to the working folder, else to the deployed release.
+
+    Raises:
+        ConfigError: `named_by` names none.
+    """
     places = [Path(path)] if Path(path).is_absolute() else [Path.cwd() / path, RELEASE / path]
+    places = list(dict.fromkeys(places))  # they are the same where the project itself is the working folder
     for place in places:
         if (place / "config.json").is_file():
             return place
+    deployed = ", or deploy the folder with the recipe's deploy.include"
     raise ConfigError(
         f"no target (config.json) at {' or '.join(str(place) for place in places)}",
-        where="train.target.path",
-        next="check the path, or deploy the folder with the recipe's deploy.include",
+        where=named_by,
+        next="check the path"
+        + (", or deploy the folder with the recipe's deploy.include" if in_recipe else ""),
     )
 
 

@@ -19,6 +19,7 @@ from trainer.errors import TrainerError
 
 VERSION = 1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 RESERVED = 1 << 16  # bytes: a traceback, several times over
 
 
@@ -44,12 +45,18 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
         file.write(json.dumps(value) + "\n")
 
 
-def of_full_disk(error: BaseException) -> TrainerError | None:
-    """What to say of an error that is a full disk's; None: it is another's."""
-    if not isinstance(error, OSError) or error.errno not in FULL:
+def of_the_disk(error: BaseException) -> TrainerError | None:
+    """What to say of an error that is no bug: a full disk, or a place that this person cannot use; None of any
+    other. A file that is not there is none of these: it may be one of ours that a bug lost.
+    """
+    if not isinstance(error, OSError) or error.errno not in (*FULL, *UNUSABLE):
         return None
-    where = str(error.filename) if error.filename else ""
-    return TrainerError(f"cannot write: {error.strerror}", where=where, next="make room there (df -h, df -i)")
+    where = str(Path(os.fsdecode(error.filename)).absolute()) if error.filename else ""
+    if error.errno in FULL:
+        what, hint = f"cannot write: {error.strerror}", "make room there (df -h, df -i)"
+    else:
+        what, hint = f"cannot be used: {error.strerror}", "see whose it is (ls -ld), or name another place"
+    return TrainerError(what, where=where, next=hint)
 
 
 class Reserve:
