@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
 from trainer import config as configs
-from trainer import failures
+from trainer import failures, recipe_file
 from trainer.bench.cli import bench
 from trainer.data.cli import data, prepare
 from trainer.data.regenerate_cli import regenerate
-from trainer.errors import ConfigError, Stopped, TrainerError
+from trainer.errors import Stopped, TrainerError
 from trainer.evaluation.cli import eval
 from trainer.export.cli import export, import_
 from trainer.machine import importing, prepare_environment
@@ -55,36 +54,13 @@ app.add_typer(data, name="data")
 
 
 def read_recipe(path: Path) -> Any:
-    """The `train:` section of a recipe file.
-
-    Raises:
-        ConfigError: no such file, not YAML (with line and column), or no `train:` in it.
-    """
-    try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        hint = "name its file, such as recipes/demo.yaml" if isinstance(error, FileNotFoundError) else ""
-        raise ConfigError(f"cannot read the recipe: {error.strerror}", where=str(path), next=hint) from None
-    except UnicodeDecodeError:
-        raise ConfigError("the recipe is not UTF-8 text", where=str(path)) from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ConfigError(f"not YAML: {error.problem}", where=place) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"not YAML: {error}", where=str(path)) from None
-    if not isinstance(recipe, dict) or "train" not in recipe:
-        raise ConfigError("the recipe has no train: section", where=str(path))
-    return recipe["train"]
+    """The `train:` section of a recipe file. Raises ConfigError: it cannot be read, or has none."""
+    return recipe_file.read(path).train
 
 
 def read_config(path: Path) -> configs.TrainConfig:
-    """The configuration of a recipe file. Raises ConfigError, with the file's name."""
-    section = read_recipe(path)
-    try:
-        return configs.load(section)
-    except ConfigError as error:
-        raise ConfigError(error.what, where=error.where or str(path), next=error.next) from None
+    """The configuration of a recipe file. Raises ConfigError, with the place of every problem."""
+    return recipe_file.read(path).config()
 
 
 def _refuse(recipe: Path) -> None:

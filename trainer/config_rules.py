@@ -36,6 +36,8 @@ def across_keys(config: TrainConfig) -> list[str]:
         found.append("drafter.init_layers: only with init: target")
     if drafter.init_layers is not None and len(drafter.init_layers) != drafter.layers:
         found.append(f"drafter.init_layers: {len(drafter.init_layers)} for {drafter.layers} layers")
+    if drafter.head_dim is not None and drafter.head_dim % 2:
+        found.append(f"drafter.head_dim: {drafter.head_dim} is odd, and RoPE turns a head's numbers in pairs")
     found += _layer_type_problems(drafter)
     found += _store_problems(data)
     if data.continuations and data.prompt_tokens + drafter.block_size > data.row_tokens:
@@ -60,6 +62,17 @@ def across_keys(config: TrainConfig) -> list[str]:
         found.append("execution: of the topologies of processes; threads has policy.mode")
     if config.execution == "captured" and config.objective.input_noise:
         found.append("objective.input_noise: not with execution: captured, a graph draws no numbers")
+    warmup, steps = config.schedule.warmup_steps, config.budget.steps
+    if warmup is not None and steps is not None and warmup > steps:
+        found.append(
+            f"schedule.warmup_steps: {warmup} of a run of {steps} steps: optimizer.lr is never reached"
+        )
+    names = [group.name for group in config.optimizer.groups]
+    found += [
+        f"optimizer.groups[{number}].name: {name!r} is another group's, too"
+        for number, name in enumerate(names)
+        if name in names[:number]
+    ]
     if config.budget == Budget():
         found.append("budget: one of steps, train_s, total_s is needed")
     return found

@@ -7,6 +7,7 @@ go. Needs nothing beyond the standard library.
 from __future__ import annotations
 
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -114,4 +115,6 @@ def _scalar(hint: type, value: Any, path: str, problems: list[str], limits: Mapp
         problems.append(f"{path}: {value} is below {low}")
     if high is not None and not value <= high:
         problems.append(f"{path}: {value} is above {high}")
+    elif isinstance(value, float) and math.isinf(value):
+        problems.append(f"{path}: expected a number, found {value}")
     return value

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_PROBLEM = re.compile(r"(?P<path>[\w.-]+): (?P<what>.*)\Z", re.DOTALL)
+_PROBLEM = re.compile(r"(?P<path>[\w.\[\]-]+): (?P<what>.*)\Z", re.DOTALL)
+_STEP = re.compile(r"\[(?P<index>\d+)\]|(?P<key>[^.\[\]]+)")
+KeyPath = tuple[str | int, ...]
 
 
 def trainer_root(project: Path, here: Path) -> Path | None:
@@ -19,7 +21,7 @@ def trainer_root(project: Path, here: Path) -> Path | None:
     return next((place for place in places if (place / "trainer" / "config.py").is_file()), None)
 
 
-def check_train(section: dict[str, Any], root: Path | None) -> list[tuple[tuple[str, ...], str]]:
+def check_train(section: dict[str, Any], root: Path | None) -> list[tuple[KeyPath, str]]:
     """(key path, problem) for everything that the trainer below `root` would refuse; empty when all is well.
 
     Asks `check` of trainer/config.py, which needs no torch. Without such a trainer (or with another program
@@ -38,11 +40,17 @@ def check_train(section: dict[str, Any], root: Path | None) -> list[tuple[tuple[
     rows = []
     for problem in problems:
         match = _PROBLEM.match(problem)
-        path = tuple(match["path"].split(".")) if match else ()
+        path = _steps(match["path"]) if match else ()
         if path[:1] != ("train",):
             path = ("train", *path)
         rows.append((path, match["what"] if match else problem))
     return rows
+
+
+def _steps(path: str) -> KeyPath:
+    """The keys and list indices of train.optimizer.groups[0].name."""
+    steps = _STEP.finditer(path)
+    return tuple(int(each["index"]) if each["index"] else each["key"] for each in steps)
 
 
 def _project_check(project_root: Path) -> Any:

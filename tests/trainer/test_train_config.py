@@ -69,6 +69,21 @@ def test_defaults_and_derived_values() -> None:
         (with_keys(drafter__taps=[1, "b"]), "train.drafter.taps[1]: expected a whole number, found text"),
         (with_keys(optimizer__lr=-1), "train.optimizer.lr: -1.0 is below 0.0"),
         (with_keys(optimizer__lr=float("nan")), "train.optimizer.lr: nan is below 0.0"),
+        (with_keys(optimizer__lr=float("inf")), "train.optimizer.lr: expected a number, found inf"),
+        (with_keys(drafter__head_dim=7), "train.drafter.head_dim: 7 is odd"),
+        (
+            with_keys(schedule__warmup_steps=11, budget__steps=10),
+            "train.schedule.warmup_steps: 11 of a run of 10 steps",
+        ),
+        (
+            with_keys(
+                optimizer__groups=[
+                    {"name": "a", "match": ["*_proj.weight"]},
+                    {"name": "a", "match": ["*norm.weight"]},
+                ]
+            ),
+            "train.optimizer.groups[1].name: 'a' is another group's, too",
+        ),
         (with_keys(drafter__block_size=1), "train.drafter.block_size: 1 is below 2"),
         (with_keys(drafter__block_size=9), "train.objective.gamma: needed, block size 9 has no usual value"),
         (

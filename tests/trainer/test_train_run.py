@@ -181,7 +181,7 @@ def test_a_wrong_recipe_is_one_message_and_code_2(tmp_path: Path) -> None:
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "train.drafter.blok_size: unknown key (did you mean block_size?)" in done.stderr
     assert read(tmp_path / "run" / "root_cause.json")["error"].startswith(
-        f"ConfigError: {path}: train.drafter"
+        f"ConfigError: {path}:3:5: train.drafter"
     )
 
 

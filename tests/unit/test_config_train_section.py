@@ -94,3 +94,11 @@ def test_the_projects_trainer_names_the_key_and_the_recipe_its_line(tmp_path: Pa
         read_recipe(path)
     assert caught.value.where.endswith(f"demo.yaml:{line}:13")
     assert "train.drafter.blok_size" in caught.value.what
+    groups = (
+        '  optimizer:\n    groups:\n      - {name: a, match: ["*"]}\n      - {name: b, match: ["*"], lr: 1}\n'
+    )
+    path.write_text(f"{head}\ntrain:\n  target: {{path: x}}\n  drafter: {{mask_token_id: 1}}\n{groups}")
+    with pytest.raises(UsageError) as caught:
+        read_recipe(path)
+    assert caught.value.where.endswith(f"demo.yaml:{len(path.read_text().splitlines())}:33")
+    assert "train.optimizer.groups[1].lr: unknown key" in caught.value.what

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from trainer import config as configs
 from trainer.machine import prepare_environment
 
 
@@ -26,13 +25,13 @@ def plan(
 ) -> None:
     """Measure target and drafter here, and predict what every layout of the GPUs would reach."""
     prepare_environment()
-    from trainer.cli import guarded, read_recipe
+    from trainer.cli import guarded, read_config
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def work() -> None:
-        config = configs.load(read_recipe(recipe))
+        config = read_config(recipe)
         from trainer.topology.measure import measure
         from trainer.topology.plan import ranked
         from trainer.topology.planning import as_json, why
