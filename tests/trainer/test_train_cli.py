@@ -105,9 +105,7 @@ def test_a_short_h_is_help_as_with_dflashctl() -> None:
         assert CliRunner().invoke(app, words).exit_code == 0
 
 
-def test_a_target_is_missed_by_the_name_that_it_was_given_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_is_missed_by_the_name_that_it_was_given_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)
     with pytest.raises(ConfigError) as caught:
         find_target("recipes/demo", named_by="--target")

@@ -29,8 +29,7 @@ def find_target(path: str, named_by: str = "train.target.path") -> Path:
     raise ConfigError(
         f"no target (config.json) at {' or '.join(str(place) for place in places)}",
         where=named_by,
-        next="check the path"
-        + (", or deploy the folder with the recipe's deploy.include" if in_recipe else ""),
+        next="check the path" + (deployed if named_by.startswith("train.") else ""),
     )
 
 

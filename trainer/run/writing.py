@@ -46,8 +46,8 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
 
 
 def of_the_disk(error: BaseException) -> TrainerError | None:
-    """What to say of an error that is no bug: a full disk, or a place that this person cannot use; None of any
-    other. A file that is not there is none of these: it may be one of ours that a bug lost.
+    """What to say of an error that is no bug: a full disk, or a place that this person cannot use; None of
+    any other. A file that is not there is none of these: it may be one of ours that a bug lost.
     """
     if not isinstance(error, OSError) or error.errno not in (*FULL, *UNUSABLE):
         return None
