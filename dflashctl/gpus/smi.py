@@ -30,6 +30,9 @@ MEANINGS = (
 )
 """What a person should read behind NVML's words."""
 
+WARNED = 14
+"""nvidia-smi's exit code for a damaged infoROM: it says so, and all the same reads everything."""
+
 LOST = re.compile(
     r"GPU\s?(?P<index>\d+)?:? ?(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])"
 )
@@ -102,7 +105,7 @@ def parse_gpus(reading: Mapping[str, Any]) -> tuple[tuple[GpuReading, ...], str 
             rows.append(gpu)
         else:
             complaints.append(line)
-    if rows and (reading.get("exit") == 0 or any(LOST.search(line) for line in complaints)):
+    if rows and _believed(reading, complaints):
         return tuple(sorted(rows, key=lambda gpu: gpu.index)), None, tuple(complaints)
     return (), failure(reading, "nvidia-smi lists no GPU"), ()
 
@@ -162,7 +165,7 @@ def merge(samples: Sequence[Sequence[GpuReading]]) -> tuple[GpuReading, ...]:
 def parse_apps(reading: Mapping[str, Any]) -> tuple[tuple[App, ...], str | None]:
     """(processes on GPUs, why that is not known). No output at all is the answer of an idle box."""
     lines = _lines(reading)
-    if reading.get("exit") != 0 and not any(LOST.search(line) for line in lines):
+    if not _believed(reading, lines):
         return (), failure(reading, "nvidia-smi does not say who uses the GPUs")
     apps = []
     for line in lines:
@@ -170,6 +173,10 @@ def parse_apps(reading: Mapping[str, Any]) -> tuple[tuple[App, ...], str | None]
         if len(cells) == APP_COLUMNS and cells[0].isdecimal():
             apps.append(App(int(cells[0]), cells[2], _integer(_number(cells[1])), cells[3]))
     return tuple(apps), None
+
+
+def _believed(reading: Mapping[str, Any], complaints: Sequence[str]) -> bool:
+    return reading.get("exit") in (0, WARNED) or any(LOST.search(line) for line in complaints)
 
 
 def failure(reading: Mapping[str, Any], otherwise: str) -> str:

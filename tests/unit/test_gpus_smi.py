@@ -98,6 +98,15 @@ def test_a_lost_gpu_hides_itself_alone(line: str) -> None:
         assert read.notes == (line,)
 
 
+def test_a_damaged_inforom_is_a_warning() -> None:
+    line = "WARNING: infoROM is corrupted at gpu 0000:C1:00.0"
+    apps = reading("589, 1634, GPU-2, python3", line, exit=14)
+    read = smi.read(answer(reading(row(0), row(2), line, exit=14), apps=apps))
+    assert [gpu.index for gpu in read.gpus] == [0, 2] and [app.pid for app in read.apps] == [589]
+    assert (read.problem, read.apps_problem, read.notes) == (None, None, (line,))
+    assert smi.read(answer(reading(line, exit=14))).problem is not None, "without rows nothing was read"
+
+
 @pytest.mark.parametrize(
     ("used", "busy", "problem"),
     [
