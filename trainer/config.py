@@ -254,6 +254,11 @@ class TrainConfig:
         return self.token_budget // self.data.row_tokens
 
     @property
+    def batch_tokens(self) -> int:
+        """Context tokens of a batch, padding included: whole rows, which the budget may not divide into."""
+        return self.batch_rows * self.data.row_tokens
+
+    @property
     def gamma(self) -> float:
         if self.objective.gamma is not None:
             return self.objective.gamma

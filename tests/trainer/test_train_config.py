@@ -49,6 +49,8 @@ def test_defaults_and_derived_values() -> None:
     assert config.gamma == 7.0 and config.batch_rows == 8
     assert configs.load(with_keys(drafter__block_size=8)).gamma == 4.0
     assert configs.load(with_keys(token_budget=49152, data__row_tokens=4096)).batch_rows == 12
+    cut = configs.load(with_keys(token_budget=2000, data__row_tokens=300))
+    assert (cut.batch_rows, cut.batch_tokens) == (6, 1800)
     assert configs.load(with_keys(optimizer__lr="4e-3")).optimizer.lr == 0.004  # YAML 1.1 reads 4e-3 as text
 
 

@@ -23,7 +23,7 @@ from trainer import config as configs
 from trainer.checkpoint.files import load_drafter
 from trainer.cli import read_recipe
 from trainer.errors import ConfigError, DataError
-from trainer.run.progress import Clock
+from trainer.run.progress import Clock, Tally
 from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
 
@@ -246,6 +246,22 @@ def test_packed_text_online_states_micro_batches_and_replays(tmp_path: Path, sav
     rows = metrics(folder)
     assert rows[-1]["step"] == 6 and rows[-1]["loss"] < rows[0]["loss"]
     assert any(line.startswith("matrices: adamw, learning rate 0.01") for line in said)
+
+
+def test_tokens_a_second_are_of_the_rows_that_a_step_reads(
+    tmp_path: Path, saved_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rows of 24 tokens: the rest of the budget holds no row, and no step reads it."""
+    told: list[int] = []
+    add = Tally.add
+
+    def spy(self: Tally, sums: Any, tokens: int, *more: Any) -> None:
+        told.append(tokens)
+        add(self, sums, tokens, *more)
+
+    monkeypatch.setattr(Tally, "add", spy)
+    in_process(tmp_path, recipe(saved_target, token_budget=119, evaluate__prompts=0, budget__steps=2))
+    assert told == [96, 96]
 
 
 def test_cut_into_micro_batches_the_run_is_the_same(tmp_path: Path, saved_target: Path) -> None:

@@ -174,7 +174,7 @@ class Trainer:
             sums, norm, bad = self.one_step(progress.step, factor)
             progress.step += 1
             progress.elapsed_s = self.clock.elapsed_s
-            since.add(sums, config.token_budget, bad, norm)
+            since.add(sums, config.batch_tokens, bad, norm)
             share = self.clock.progress(progress.step)
             self.files.total_steps = self.clock.expected_steps(progress.step)
             self.files.queues = self.work.depths() if self.work else {}

@@ -225,7 +225,7 @@ def _train(trainer: Trainer, chosen: Path | None, saved: dict[str, Any]) -> None
     trained = trainer.progress.step - trainer.first_step
     took = time.monotonic() - started
     trainer.say(f"{trained:,} steps in {took:.1f} s")
-    planned = against_plan(files.folder, trained * trainer.config.token_budget / max(took, 1e-9))
+    planned = against_plan(files.folder, trained * trainer.config.batch_tokens / max(took, 1e-9))
     if planned is not None:
         trainer.say(planned)
         files.note(planned)
