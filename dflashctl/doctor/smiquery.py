@@ -88,7 +88,7 @@ def parse_query(reading: Mapping[str, Any]) -> Query:
         if colon:
             values[tuple(path)] = value.strip()
     found = tuple(gpu for gpu in gpus if gpu.values)
-    if not found or (reading.get("exit") != 0 and not complaints):
+    if not found or (reading.get("exit") not in (0, smi.WARNED) and not complaints):
         return Query(problem=smi.failure(reading, "nvidia-smi -q says nothing"), complaints=tuple(complaints))
     return Query(
         gpus=found,

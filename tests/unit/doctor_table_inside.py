@@ -52,6 +52,19 @@ INSIDE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
     ("NVML", "failure", {"box/smi": query(used="GPU requires reset")}, "GPU 3: requires a reset", {}),
     (
         "NVML",
+        "ok",
+        {
+            "box/smi": query()
+            | {
+                "exit": 14,
+                "stdout": query()["stdout"] + "WARNING: infoROM is corrupted at gpu 0000:C1:00.0\n",
+            }
+        },
+        "8 GPUs",
+        {},
+    ),
+    (
+        "NVML",
         "failure",
         {
             "box/smi": query(7)
