@@ -142,8 +142,14 @@ class SshConnection:
                 if transport.is_active() and time.monotonic() + pause < give_up:
                     time.sleep(pause)
                     continue
+                refused = isinstance(error, paramiko.ChannelException)
                 raise Unreachable(
-                    f"the server opens no session ({error})", where=self.target.label
+                    f"the server opens no session ({error})",
+                    where=self.target.label,
+                    next="a deploy or a launch runs two commands at once: MaxSessions of its sshd_config must be"
+                    " 2 or more (10 is usual)"
+                    if refused
+                    else "",
                 ) from error
 
     def _open(self) -> paramiko.Transport:

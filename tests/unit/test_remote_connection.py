@@ -22,6 +22,7 @@ import pytest
 from paramiko.common import OPEN_FAILED_RESOURCE_SHORTAGE, cMSG_CHANNEL_SUCCESS
 
 from dflashctl.errors import HostKeyChanged, Unreachable, UsageError
+from dflashctl.remote import connection as connection_module
 from dflashctl.remote.channel import CallTimeout
 from dflashctl.remote.connection import SshConnection
 from dflashctl.remote.hostkeys import UnknownHostKey
@@ -159,6 +160,36 @@ def test_more_threads_than_the_server_takes_sessions_wait_for_each_other(box: Bo
     finally:
         connection.close()
     assert box.server.accepted == 1
+
+
+def test_a_server_that_takes_one_session_is_told_with_the_setting(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Single(ForwardingSession):
+        def check_channel_request(self, kind: str, chanid: int) -> int:
+            if self.transport._channels:
+                return OPEN_FAILED_RESOURCE_SHORTAGE
+            return super().check_channel_request(kind, chanid)
+
+    box.server.session = Single
+    monkeypatch.setattr(connection_module, "SESSION_WAIT_S", 0.5)
+    connection = SshConnection(box.target)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            began = threading.Event()
+            first = pool.submit(
+                connection.run,
+                ["sh", "-c", "echo; sleep 3"],
+                timeout_s=30,
+                on_stdout=lambda data: began.set(),
+            )
+            assert began.wait(30)
+            with pytest.raises(Unreachable, match="opens no session") as caught:
+                connection.run(["true"], timeout_s=30)
+            assert "MaxSessions" in caught.value.next
+            assert first.result(30).exit_status == 0, "and the other command goes on"
+    finally:
+        connection.close()
 
 
 def test_a_deadline_ends_the_wait_at_once(connection: SshConnection) -> None:
