@@ -146,8 +146,8 @@ class SshConnection:
                 raise Unreachable(
                     f"the server opens no session ({error})",
                     where=self.target.label,
-                    next="a deploy or a launch runs two commands at once: MaxSessions of its sshd_config must be"
-                    " 2 or more (10 is usual)"
+                    next="a deploy or a launch runs two commands at once: MaxSessions in its sshd_config must"
+                    " be 2 or more (10 is usual)"
                     if refused
                     else "",
                 ) from error
