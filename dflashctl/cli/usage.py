@@ -37,7 +37,9 @@ def _meant(verb: str, words: list[str], verbs: Container[str], kind: str) -> str
         if first and words[0].startswith("-"):  # `-H ct200 status`
             words.remove(first)
             return f"options stand behind the verb: {_line([first, *words])}"
-        return f"dflashctl {OTHER_WORDS[words[0]]}" if words and words[0] in OTHER_WORDS else ""
+        return (
+            _line([*OTHER_WORDS[words[0]].split(), *words[1:]]) if words and words[0] in OTHER_WORDS else ""
+        )
     alone = words[1] if len(words) == 2 and not words[1].startswith("-") else ""
     if not alone or kind == "BadParameter":
         return ""

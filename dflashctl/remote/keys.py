@@ -158,6 +158,9 @@ def load_key(path: Path, where: str) -> paramiko.PKey:
     raise UsageError(f"three wrong passphrases for {path}", where=where)
 
 
+KEY_NAMED = "correct ssh.identity_file of this host in hosts.yaml, or IdentityFile in ~/.ssh/config"
+
+
 def read_key(path: Path, passphrase: str | None) -> paramiko.PKey:
     """Raises Encrypted, or UsageError when the file cannot be read or is no private key that we know."""
     try:
@@ -166,13 +169,14 @@ def read_key(path: Path, passphrase: str | None) -> paramiko.PKey:
         secret: Any = None if passphrase is None else passphrase.encode()
         return paramiko.PKey.from_path(path, secret)
     except OSError as error:
-        raise UsageError(f"cannot read the key: {error.strerror}", where=str(path)) from error
+        raise UsageError(f"cannot read the key: {error.strerror}", where=str(path), next=KEY_NAMED) from error
     except (TypeError, paramiko.PasswordRequiredException):
         raise Encrypted from None  # cryptography's word for "a password is missing"
     except Exception as error:
         if passphrase is not None:
             raise Encrypted from error
-        raise UsageError(f"not a private key that can be used: {error}", where=str(path)) from error
+        what = f"not a private key that can be used: {error}"
+        raise UsageError(what, where=str(path), next=KEY_NAMED) from error
 
 
 def public_blob(path: Path) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,7 @@ def record_lines(shown: Shown) -> list[tuple[str, str]]:
     if entry.took_s is not None:
         lines.append(("took", duration(entry.took_s)))
     if record.get("command"):
-        lines.append(("command", " ".join(str(word) for word in listed(record.get("command")))))
+        lines.append(("command", command_line(record)))
     if facts.gpu_indices:
         lines.append(("GPUs", ranges(list(facts.gpu_indices))))
     if ending is not None and ending.peak_rss_bytes:
@@ -259,6 +260,11 @@ def entry_document(entry: Entry) -> dict[str, Any]:
         "best_acceptance_length": number(entry.best_acceptance_length),
         "log": facts.log.path if facts.log else None,
     }
+
+
+def command_line(record: Mapping[str, Any]) -> str:
+    """A run's command as a shell takes it: without its quotes, `sh -c 'sleep 1; exit 3'` reads as two."""
+    return shlex.join(str(word) for word in listed(record.get("command")))
 
 
 def one_document(shown: Shown) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dflashctl.render.history import one_document
+from dflashctl.render.history import command_line, one_document
 from dflashctl.render.text import block, duration, line, plural, size
 from dflashctl.runs.facts import listed, mapping, number, text, whole
 from dflashctl.runs.history import Shown
@@ -67,7 +67,7 @@ def run_rows(shown: Shown) -> list[tuple[str, str]]:
         ("took", "" if entry.took_s is None else duration(entry.took_s)),
         ("main memory", f"at most {memory}" if memory else ""),
         ("GPUs", ", ".join(gpus)),
-        ("command", " ".join(map(str, listed(record.get("command"))))),
+        ("command", command_line(record)),
         ("log", facts.log.path if facts.log else ""),
         ("folder", text(shown.detail.get("folder"))),
     ]

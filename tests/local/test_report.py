@@ -32,7 +32,10 @@ def test_a_finished_run_is_told_whole(engine: LocalEngine) -> None:
         "environment.json": ENVIRONMENT,
         "recipe.yaml": "name: demo\nnote: '```'\n",
     }
-    folder = made(engine, 3, "localtls", files=files, variant="localtls", reason="lower rate")
+    folder = made(
+        engine, 3, "localtls", files=files, variant="localtls", reason="lower rate",
+        command=["sh", "-c", "sleep 1; exit 3"],
+    )  # fmt: skip
     for step in (100, 200):
         (folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
         (folder / "checkpoints" / f"step-{step}" / "w").write_bytes(b"x" * 2048)
@@ -48,6 +51,7 @@ def test_a_finished_run_is_told_whole(engine: LocalEngine) -> None:
         "| commit | git 1c9e4d0aa, with changes |",
         "| launched | 2027-01-15 08:00 UTC by ann@laptop |",
         "| took | 4m12s |",
+        "| command | sh -c 'sleep 1; exit 3' |",
         "| log | /nowhere/train_localtls.log |",
         "| GPUs | 0 (GPU-0) |",
         "- it was \\| the \\*rate\\* (ann@laptop, ",

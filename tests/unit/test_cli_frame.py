@@ -97,7 +97,7 @@ def test_a_mistyped_verb_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
     ("words", "command"),
     [
         (["ps"], "dflashctl status"),
-        (["stop", "a"], "dflashctl kill"),
+        (["stop", "a"], "dflashctl kill a"),
         (["launch", "lr 3"], "dflashctl launch --tag 'lr 3'"),
         (["runs", "localtls"], "dflashctl runs show localtls"),
         (["deploy", "demo"], "dflashctl deploy -r demo"),

@@ -286,6 +286,7 @@ def test_a_key_file_that_is_none_is_told(house: House, content: str | None, word
     with pytest.raises(UsageError, match=words) as caught:
         house.knock(identity_file=str(path))
     assert str(path) in caught.value.where
+    assert "identity_file" in caught.value.next
 
 
 @pytest.mark.parametrize("kind", ["rsa", "ecdsa", "ed25519"])
