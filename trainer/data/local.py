@@ -32,6 +32,7 @@ from trainer.data.journal import Result
 from trainer.data.lines import BadRow
 from trainer.data.regenerate import Answer, Job, Refused, Sampling, row_seed
 from trainer.errors import ConfigError
+from trainer.model.positions import positions
 
 
 class Draw(LogitsProcessor):
@@ -80,7 +81,7 @@ class LocalTarget:
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot load the model: {error}", where=str(folder)) from None
         self.model = model.to(self.device).eval()
-        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.context = positions(model.config.get_text_config().to_dict())
         self.written, self.seconds = 0, 0.0  # tokens, and the time that they took
 
     def answering(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from trainer.checkpoint.files import load_drafter
 from trainer.config import Evaluate
-from trainer.errors import TrainerError
+from trainer.errors import ConfigError, TrainerError
 from trainer.evaluation.decode import RereadTarget, reader
 from trainer.evaluation.figures import repeated_ngrams
 from trainer.evaluation.given import Questions, read_pair
@@ -44,7 +44,7 @@ class Evaluation:
         total = self.sets[0]
         for each in self.sets[1:]:
             total = total + each
-        return SetResult("all", total.prompts, total.runs, total.found, total.right)
+        return replace(total, name="all")
 
     @property
     def faults(self) -> list[Found]:
@@ -84,7 +84,8 @@ def evaluate_checkpoint(
         asked: evaluation sets; None: held-out text of the standard library.
         say: hears what is being done.
     Raises:
-        ConfigError: no drafter there, or one that was made for another target.
+        ConfigError: no drafter there, one that was made for another target, or no prompt of a set leaves
+            room for what is asked for.
     """
     options = options or Options()
     torch.set_num_threads(usable_cores())
@@ -107,6 +108,13 @@ def evaluate_checkpoint(
     for each in sets:
         say(f"{each.name}: {len(each.conversations)} prompts, up to {section.new_tokens} tokens each")
         results.append(bench.measure(each))
+        if not results[-1].prompts:
+            raise ConfigError(
+                f"no prompt of {each.name} leaves room for {section.new_tokens:,} new tokens in what the "
+                "target can read (max_position_embeddings)",
+                where="--new-tokens",
+                next="ask for fewer",
+            )
     return Evaluation(
         str(folder),
         str(place),

@@ -25,6 +25,7 @@ from trainer.evaluation.prompt_sets import PromptSet
 from trainer.evaluation.proposers import PromptLookup, Proposer
 from trainer.evaluation.sampling import Matching, Rejection, Way
 from trainer.model.drafter import Drafter
+from trainer.model.positions import positions
 from trainer.model.target import Target
 
 WARM_TOKENS = 4
@@ -60,6 +61,7 @@ class SetResult:
     runs: dict[str, dict[str, Run]]
     found: list[Found] = field(default_factory=list)
     right: list[int] = field(default_factory=list)  # leading right slots of each greedy block, as trained
+    left_out: int = 0  # prompts that leave no room for the new tokens in what the target can read
 
     def __add__(self, other: SetResult) -> SetResult:
         runs = {
@@ -67,7 +69,8 @@ class SetResult:
             for way, methods in self.runs.items()
         }
         count = self.prompts + other.prompts
-        return SetResult(self.name, count, runs, self.found + other.found, self.right + other.right)
+        found, right = self.found + other.found, self.right + other.right
+        return SetResult(self.name, count, runs, found, right, self.left_out + other.left_out)
 
     @property
     def as_trained(self) -> float:
@@ -97,6 +100,9 @@ class Bench:
         self.target, self.drafter, self.section, self.options = target, drafter, section, options
         self.block_size = drafter.config.block_size
         self.ends = end_ids(target.config) | frozenset(ends)
+        known = positions(target.config.to_dict())
+        # A block may go past `new_tokens` by all but one of its tokens.
+        self.longest = None if known is None else known - section.new_tokens - self.block_size
         self.exact = target.dtype == torch.float32
         self.step = training_step(drafter, target)
         self.ways: dict[str, Way] = {"greedy": Matching(greedy)}
@@ -105,7 +111,9 @@ class Bench:
 
     def warm_up(self, given: PromptSet) -> None:
         """Kernels are chosen and memory is taken before anything is timed."""
-        prompt = torch.tensor([given.conversations[0].prompt([])], device=self.target.device)
+        first = given.conversations[0].prompt([]) or []
+        longest = len(first) if self.longest is None else max(1, self.longest)
+        prompt = torch.tensor([first[:longest]], device=self.target.device)
         for name in self.ways:
             for method in METHODS:
                 self.decode(prompt, name, method, WARM_TOKENS)
@@ -114,10 +122,17 @@ class Bench:
         """All ways and methods on one set, turn by turn."""
         result = SetResult(given.name, 0, {name: dict.fromkeys(METHODS, Run()) for name in self.ways})
         answers: list[list[list[int]]] = [[] for _ in given.conversations]
+        asks_on = set(range(len(answers)))  # a conversation ends with the first prompt that does not fit
         while True:
             pairs = zip(given.conversations, answers, strict=True)
-            asked = [each.prompt(said) for each, said in pairs]
+            asked = [
+                each.prompt(said) if number in asks_on else None for number, (each, said) in enumerate(pairs)
+            ]
             prompts = {number: prompt for number, prompt in enumerate(asked) if prompt is not None}
+            for number in [each for each, prompt in prompts.items() if not self.fits(prompt)]:
+                asks_on.discard(number)
+                del prompts[number]
+                result.left_out += 1
             if not prompts:
                 return result
             for numbers, batch in self.batches(prompts):
@@ -130,6 +145,9 @@ class Bench:
                     said = output.tokens[: self.section.new_tokens]
                     answers[number].append([token for token in said if token not in self.ends])
             result.prompts += len(prompts)
+
+    def fits(self, prompt: list[int]) -> bool:
+        return self.longest is None or len(prompt) <= self.longest
 
     def batches(self, prompts: dict[int, list[int]]) -> list[tuple[list[int], Tensor]]:
         """Prompts in their order, neighbours of one length together: (their numbers, ids [R, P])."""

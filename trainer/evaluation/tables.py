@@ -47,6 +47,11 @@ def evaluation_report(evaluation: Evaluation) -> Report:
         f"{evaluation.repetition:.0%} of the 8-grams in the target's greedy text are repeats: they flatter "
         "drafters",
     ]
+    if total.left_out:
+        notes.append(
+            f"{total.left_out:,} prompts are left out: with {evaluation.section.new_tokens:,} new tokens "
+            "they are longer than the target can read"
+        )
     if evaluation.uncached:
         notes.append("this target is read anew at every pass: its rates and speed-ups mean nothing")
     return Report(headline, COLUMNS, rows, notes, not evaluation.faults)
@@ -150,6 +155,7 @@ def _set_document(result: SetResult, evaluation: Evaluation) -> dict[str, Any]:
     return {
         "name": result.name,
         "prompts": result.prompts,
+        "left_out": result.left_out,
         **ways,
         "as_trained": {
             "acceptance_length": result.as_trained,

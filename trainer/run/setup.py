@@ -21,6 +21,7 @@ from trainer.model.ends import bytes_of, is_whole, keep_ends, load_ends, random_
 from trainer.model.init import copy_target_layers
 from trainer.model.kernels import absent_kernels, slow_for_want_of
 from trainer.model.pair import dimension, drafter_config, mask_token_id
+from trainer.model.positions import positions
 from trainer.model.random_target import RANDOM, WORTHLESS, random_target
 from trainer.model.target import Target, load_target
 from trainer.model.target_files import find_target, load_tokenizer, read_config
@@ -128,6 +129,12 @@ def assemble(config: TrainConfig, say: Say, part: Part = "all") -> Assembled:
     kind = (raw.get("architectures") or ["model"])[0]
     millions = sum(parameter.numel() for parameter in drafter.parameters()) / 1e6
     total = sum(parameter.numel() for parameter in target.model.parameters()) / 1e6
+    known = positions(raw)
+    if known is not None and known < config.data.row_tokens:
+        say(
+            f"WARNING: rows of {config.data.row_tokens:,} tokens (data.row_tokens) are longer than the "
+            f"target can read (max_position_embeddings {known:,}): what it says beyond is not worth learning"
+        )
     say(
         f"target {kind}, {shape.num_target_layers} layers of {shape.hidden_size}, {total:.2f} M parameters, "
         f"on {device.type} with {torch.get_num_threads()} threads"

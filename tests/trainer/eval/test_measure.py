@@ -116,6 +116,29 @@ def test_all_methods_write_the_targets_own_greedy_text(
         assert run.seconds > 0
 
 
+@pytest.mark.parametrize("spare", [0, 1])
+def test_prompts_that_leave_no_room_are_left_out_and_counted(
+    make_drafter: Callable[..., Drafter], spare: int
+) -> None:
+    """12 new tokens and a block of 4 behind a prompt of 9, in a target that reads 25, or one token less."""
+    model = random_model("qwen3")
+    model.config.max_position_embeddings = 9 + 12 + BLOCK - 1 + spare  # type: ignore[union-attr]
+    made = bench(Target(model, TAPS), make_drafter(), sampled=False)
+    made.warm_up(given("ragged", [[5] * 30]))
+    result = made.measure(given("ragged", ragged()))
+    assert (result.prompts, result.left_out) == ((6, 0) if spare else (3, 3))
+    assert len(result.runs["greedy"]["drafter"].outputs) == result.prompts
+    found = evaluation([result, result], made)
+    data = document(found)
+    assert data["all"]["left_out"] == 2 * result.left_out and data["sets"][0]["left_out"] == result.left_out
+    told = [note for note in evaluation_report(found).notes if "left out" in note]
+    assert told == (
+        []
+        if spare
+        else ["6 prompts are left out: with 12 new tokens they are longer than the target can read"]
+    )
+
+
 def evaluation(results: list[SetResult], made: Bench, dtype: str = "float32") -> Evaluation:
     return Evaluation("d", "t", "cpu", dtype, BLOCK, False, made.section, made.options, results)
 
@@ -250,6 +273,12 @@ def test_the_command_prints_json_alone(saved: list[str]) -> None:
     data = json.loads(result.stdout)
     assert data["dtype"] == "bfloat16" and data["temperature"] is None and "sampled" not in data["all"]
     assert data["block_size"] == BLOCK and data["all"]["name"] == "all"
+
+
+def test_a_set_that_the_target_cannot_read_is_refused(saved: list[str]) -> None:
+    result = CliRunner().invoke(app, [*saved, "--new-tokens", "512"])  # it reads 512, and prompts have 64
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    assert "--new-tokens: no prompt of stdlib leaves room for 512 new tokens" in result.output
 
 
 def test_a_fault_ends_the_command_with_its_code(saved: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
