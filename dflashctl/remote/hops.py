@@ -14,10 +14,12 @@ import paramiko
 
 from dflashctl.config.hosts import Host
 from dflashctl.errors import UsageError
-from dflashctl.remote import sshconfig
+from dflashctl.remote import matchexec, sshconfig
 from dflashctl.remote.known_hosts import SSH_PORT
 
 MAX_HOPS = 8
+
+matchexec.install()
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def hops_of(target: Target, config: paramiko.SSHConfig | None = None) -> list[Ho
 
     Raises UsageError for a configuration that does not parse, or whose jumps go round in a circle.
     """
+    matchexec.forget()
     if config is None:
         config = sshconfig.load() if target.use_ssh_config else paramiko.SSHConfig()
     base = fabric.Config(lazy=True, ssh_config=config)

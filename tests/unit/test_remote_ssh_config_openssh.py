@@ -14,7 +14,7 @@ import pytest
 from unproven import did_not_run
 
 from dflashctl.errors import UsageError
-from dflashctl.remote import sshconfig
+from dflashctl.remote import matchexec, sshconfig
 from dflashctl.remote.hops import Target, address, hops_of
 
 SUB = "Port 2201\nHost other\n Port 99\nHost gpu\n HostName h.example\n"
@@ -169,3 +169,25 @@ def test_a_jump_host_may_be_written_as_an_address_or_uri(home: Path) -> None:
     assert (first.user, first.address) == ("bob", ("jump", 2222))
     assert (second.user, second.address) == ("ann", ("2001:db8::1", 2200))
     assert second.identities_only and not first.identities_only
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_match_exec_is_run_once_a_connection_and_hears_and_says_nothing(
+    home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """invoke would read what the person pipes to dflashctl; pytest's stdin refuses to be read at all."""
+    monkeypatch.setenv("SHELL", "/bin/sh")
+    script = f"echo shown; echo %n %h $(cat) >> '{home}/runs'; exit {code}"
+    write(home, f'Match originalhost gpu exec "{script}"\n Port 44\n')
+    for number in (1, 2):
+        (hop,) = hops_of(Target(label="l", host="gpu"))
+        assert hop.address == ("gpu", 22 if code else 44)
+        assert (home / "runs").read_text() == "gpu gpu\n" * number
+    assert capfd.readouterr().out == ""
+
+
+def test_a_match_exec_without_end_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matchexec, "TIMEOUT_S", 0.2)
+    write(home, 'Match exec "exec sleep 60"\n Port 44\n')
+    with pytest.raises(UsageError, match=r"'exec sleep 60' did not end within 0.2 s"):
+        hops_of(Target(label="l", host="gpu"))
