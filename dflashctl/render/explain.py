@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def explanation(row: Row) -> RenderableType:
-    """All matches, fatal ones first; without any, the first exception."""
+    """All matches, fatal ones first; without any, the run's own root cause and the first exception."""
     from rich.console import Group
 
     facts, log = row.facts, row.facts.log
@@ -25,19 +25,27 @@ def explanation(row: Row) -> RenderableType:
         parts.append(
             table.cell(f"there is no log to look into{f' ({log.problem})' if log and log.problem else ''}")
         )
-        return Group(*parts, *(table.pairs(_cause_lines(cause, facts)) for cause in facts.root_cause_known))
+        told = [_cause_lines(cause, facts) for cause in facts.root_cause_known] or [_died_of(facts)]
+        return Group(*parts, *(table.pairs(lines) for lines in told if lines))
     for hit in known_hits(facts):
         parts.append(table.pairs(_lines(hit)))
     causes = _only_in_cause(facts)
     parts += [table.pairs(_cause_lines(cause, facts)) for cause in causes]
     if not log.known and not causes:
         parts.append(table.cell("no line of the log matches the table of known failures"))
+        if died_of := _died_of(facts):
+            parts.append(table.pairs(died_of))
         if log.first_exception is not None:
             first = log.first_exception
             parts.append(table.pairs([("first exception", _where(first)), ("", first.text)]))
     more = f"; {size(log.skipped_bytes)} in the middle not searched" if log.skipped_bytes else ""
     parts.append(table.cell(f"{log.path}: {plural(log.exceptions, 'exception')}{more}", "dim"))
     return Group(*parts)
+
+
+def _died_of(facts: RunFacts) -> list[tuple[str, str]]:
+    """Not known to others, and yet said: a recipe that was refused, or an exception of the run's own."""
+    return [("root cause", facts.root_cause)] if facts.root_cause else []
 
 
 def _lines(hit: Hit) -> list[tuple[str, str]]:
@@ -104,6 +112,7 @@ def document(row: Row) -> dict[str, Any]:
         "state": row.verdict.state,
         "log": log.path if log else None,
         "exceptions": log.exceptions if log else None,
+        "root_cause": row.facts.root_cause or None,
         "first_exception": {"line": first.line, "text": first.text} if first else None,
         "skipped_bytes": log.skipped_bytes if log else None,
         "matches": matches,

@@ -260,6 +260,19 @@ def test_explain_says_line_meaning_and_help(box: Any, cli: Callable[..., Any]) -
     assert "next: dflashctl explain oom · dflashctl logs oom" in status
 
 
+def test_explain_without_a_match_tells_what_the_run_says_of_its_end(
+    box: Any, cli: Callable[..., Any]
+) -> None:
+    answer = box.python("print('no target'); raise SystemExit(2)", "refused")
+    box.wait(answer)
+    cause = {"version": 1, "error": "ConfigError: no target", "where": "target.py:29", "known": []}
+    (Path(box.run(answer).path) / "root_cause.json").write_text(json.dumps(cause))
+    out = cli("explain", "refused")[1]
+    assert "no line of the log matches" in out and "root cause  ConfigError: no target" in out
+    document = json.loads(cli("explain", "refused", "--json")[1])
+    assert document["root_cause"].startswith("ConfigError: no target")
+
+
 def test_explain_without_a_match_shows_the_first_exception(box: Any, cli: Callable[..., Any]) -> None:
     box.wait(box.python("raise KeyError('x')", "bad"))
     out = cli("explain", "bad")[1]
