@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 # Most tests wait for processes more than they compute: more workers than a small machine has cores.
-WORKERS ?= 5
+WORKERS ?= 7
 # Each worker begins with a part of its own, so that few start a bed, a lab or torch, and helps the others then.
 SPREAD := -n $(WORKERS) --dist worksteal
 # Tests start thousands of Pythons: none of them is to compile the same modules again.
@@ -35,7 +35,8 @@ demo: venv  ## deploy, launch, watch and judge a real training run on the embedd
 
 test: venv  ## the whole suite: linters, unit, lab and bed tests, every command in the docs, then the demo
 	@$(MAKE) --no-print-directory -j 2 quality side-by-side
-	$(PY) -m pytest -m "alone and not soak" tests
+	@# Only their files: to collect all the others takes longer than some of these tests.
+	$(PY) -m pytest -m "alone and not soak" $$(grep -rlw --include='test_*.py' 'mark\.alone' tests | sort)
 
 side-by-side: venv
 	$(PY) -m pytest $(SPREAD) -m "not soak and not alone" tests
