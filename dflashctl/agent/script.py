@@ -25,8 +25,10 @@ def in_place(script: Dict[str, str]) -> Optional[release.Entry]:
         if not stat.S_ISREG(info.st_mode):
             raise AgentError("verification", "is not a file, so it is not ours to replace", to)
         digest = release.sha256_of_file(os.path.realpath(to))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:  # a link that leads to itself
+        raise AgentError("verification", "cannot be read: %s" % error.strerror, to) from None
     mode = release.PROGRAM if info.st_mode & stat.S_IXUSR else release.FILE
     return {"path": script["path"], "sha256": digest, "mode": mode, "size": info.st_size}
 

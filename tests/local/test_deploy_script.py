@@ -73,6 +73,16 @@ def test_what_cannot_be_proven_is_not_put_there(place: Script, text: str, messag
     assert place.beside() == ["train_it.py"]
 
 
+@pytest.mark.parametrize("to", ["file/train.py", "loop/train.py", "loop", "nowhere/train.py"])
+def test_a_place_that_cannot_be_is_said_before_anything_travels(place: Script, to: str) -> None:
+    (place.root / "file").write_text("")
+    (place.root / "loop").symlink_to("loop")
+    place.write("recipes/warm.yaml", RECIPE.format(to=place.root / to))
+    place.write_hosts("code")
+    done = place.command("deploy")
+    assert done.returncode == 4 and str(place.root / to.split("/")[0]) in done.stderr, done.stderr
+
+
 def test_a_hand_edited_script_is_seen_and_replaced(place: Script) -> None:
     place.write_hosts("code")
     place.deploy()

@@ -5,11 +5,14 @@ Run: python -m pytest tests/unit/test_deploy_plan.py
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dflashctl.agent.proofs import compile_source
 from dflashctl.agent.release import FILE
 from dflashctl.errors import VerificationFailed
 from dflashctl.render.deploy import title
@@ -122,3 +125,25 @@ def test_the_title_names_commit_and_changes() -> None:
         "(git 1c9e4d7)"
     )
     assert title("h", "r", "7f3a91c2" + "0" * 56, None, 0) == "h · r · release 7f3a91c2"
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (b"x = 1\n# caf\xe9\n", 2),
+        (b"#!/usr/bin/python\n\nx = 1  # caf\xe9\n", 3),
+        (b"# -*- coding: latin-1 -*-\nx = 1  # caf\xe9\n", None),
+        (b"#!/usr/bin/python\n# vim: set fileencoding=latin-1 :\nx = 'caf\xe9'\n", None),
+        (b"\xef\xbb\xbfx = 1\r\n", None),
+        ("x = 'café'\n".encode(), None),
+    ],
+)
+def test_code_is_refused_where_python_would_refuse_to_run_it(
+    tmp_path: Path, source: bytes, line: int | None
+) -> None:
+    """compile() takes a comment that is no UTF-8; `python FILE` does not."""
+    (tmp_path / "a.py").write_bytes(source)
+    ran = subprocess.run([sys.executable, "-S", str(tmp_path / "a.py")], capture_output=True)
+    problem = compile_source(source, "a.py")
+    assert (problem is None) == (ran.returncode == 0) == (line is None)
+    assert problem is None or problem.startswith(f"a.py:{line}: SyntaxError: Non-UTF-8 code")
