@@ -81,7 +81,7 @@ class SpanFinder:
         """The text of a conversation with its assistant spans, the last one alone if asked.
 
         Raises:
-            BadRow: the template refuses it, or a span cannot be proven.
+            BadRow: the template refuses it or leaves out an answer, or a span cannot be proven.
         """
         self._refuse_special(messages)
         if self.template.marked:
@@ -90,7 +90,19 @@ class SpanFinder:
             rendered = self._by_marks(messages, tools) or self._by_prefixes(messages, tools)
         if not rendered.spans:
             raise BadRow("the chat template writes nothing by the assistant here")
-        return Rendered(rendered.text, rendered.spans[-1:], rendered.other_mode) if last_only else rendered
+        if last_only:
+            rendered = Rendered(rendered.text, rendered.spans[-1:], rendered.other_mode)
+        self._refuse_silence(rendered)
+        return rendered
+
+    def _refuse_silence(self, rendered: Rendered) -> None:
+        """No message here says nothing, so where the text does, the template left out what was said: calls of
+        tools that it does not know, or a thought without an answer. The target never ended its turn there.
+        """
+        for start, stop in rendered.spans:
+            said = rendered.text[start:stop]
+            if not (self._ends.sub("", said) if self._ends else said).strip():
+                raise BadRow("the chat template leaves out all that an answer says (tool calls, a thought)")
 
     def _refuse_special(self, messages: Messages) -> None:
         for number, message in enumerate(messages):

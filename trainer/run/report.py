@@ -90,6 +90,6 @@ def _lookup_note(after: Measurement, lookup: Measurement) -> list[str]:
         ("sampled", after.sampled, lookup.sampled),
     ):
         a, b = mine.acceptance_length, theirs.acceptance_length
-        winner = "the drafter" if a > b else "prompt lookup"
+        winner = "neither" if f"{a:.2f}" == f"{b:.2f}" else "the drafter" if a > b else "prompt lookup"
         found.append(f"{name}: {winner} is ahead ({a:.2f} against {b:.2f})")
     return found

@@ -216,6 +216,19 @@ def test_tool_calls_are_the_assistants_and_results_are_not(chat_target: Make) ->
     assert decoded_answers(folder, found) == answers(found)
 
 
+@pytest.mark.parametrize("kind", ["chatml", "chatml-marked", "inst", "smollm"])
+def test_an_answer_that_the_template_leaves_out_is_not_an_empty_one(kind: str, chat_target: Make) -> None:
+    """Its text would end the turn at once, which is not what the assistant did."""
+    silent = [user("Weather?"), assistant("", tool_calls=[CALL]), {"role": "tool", "content": "Rain."}]
+    with pytest.raises(BadRow, match="leaves out all that an answer says"):
+        rendered(chat_target(kind), [*silent, assistant("It rains.")])
+    with pytest.raises(BadRow, match="leaves out all that an answer says"):
+        rendered(chat_target(kind), [user("q"), assistant("", reasoning_content="Hm.")])
+    # What follows it may be trained on: then it is context, as a server would render it.
+    (found,) = rendered(chat_target(kind), [*silent, assistant("It rains.")], turns="last")
+    assert "It rains." in answers(found)[0]
+
+
 def test_llama_tool_calls_and_its_refusals(chat_target: Make) -> None:
     folder = chat_target("llama3")
     messages = [user("Weather?"), assistant("", tool_calls=[CALL]), {"role": "tool", "content": "rain"}]
