@@ -30,7 +30,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/trainer/oracles/require
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/trainer/oracles/requirements.txt
 	@touch $@
 
-demo: venv  ## deploy, launch, watch and judge a real training run on the embedded lab (about 4 minutes)
+demo: venv  ## deploy, launch, watch and judge a real training run on the embedded lab (about 3 minutes)
 	@PATH="$(abspath $(BIN)):$$PATH" sh recipes/demo/demo.sh
 
 test: venv  ## the whole suite: linters, unit, lab and bed tests, every command in the docs, then the demo

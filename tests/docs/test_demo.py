@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-LIMIT_S = 240  # what the README promises on two cores
+LIMIT_S = 180  # what the README promises on two cores
 
 
 @pytest.mark.alone
@@ -45,5 +45,5 @@ def test_the_demo_trains_a_drafter_that_is_accepted_more(tmp_path: Path) -> None
     assert sampled is not None, done.stdout
     assert float(sampled[2]) - float(sampled[1]) >= 0.5
     assert list(tmp_path.iterdir()) == [], "the demo leaves nothing behind"
-    # Other tests share the machine; this only catches a runaway.
+    # A slow machine takes what the recipe's budget leaves it; this only catches a runaway.
     assert seconds < 3 * LIMIT_S
