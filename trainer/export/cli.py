@@ -30,7 +30,10 @@ def export(
     target_name: Annotated[
         str | None, typer.Option(help="The target as servers find it, when not by its folder.")
     ] = None,
-    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Of the weights.")] = "bfloat16",
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"],
+        typer.Option(help="Of the weights; float16 for GPUs without bfloat16."),
+    ] = "bfloat16",
     head: Annotated[
         bool, typer.Option(help="speculators: carry the target's embedding and head along.")
     ] = True,

@@ -25,7 +25,7 @@ from trainer.model.folder import CONFIG, weight_files
 from trainer.model.folder import header as header_of
 from trainer.model.target_files import read_config
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FORMATS = ("hf", "speculators")
 # What a checkpoint of speculators holds beside the drafter: copies of the target's weights.
 TARGETS_OWN = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
@@ -80,6 +80,11 @@ def export(
     config, raw = given.config, given.raw
     wide = load_drafter(checkpoint).state_dict()
     state = {key: tensor.to(DTYPES[dtype]) for key, tensor in wide.items()}
+    too_large = [key for key, tensor in state.items() if not bool(tensor.isfinite().all())]
+    if too_large:  # they were finite before: float16 ends at 65,504
+        raise ConfigError(
+            f"weight {too_large[0]} does not fit {dtype}", where=str(checkpoint), next="say --dtype bfloat16"
+        )
     shapes = body_shapes(config)
     known = name or (str(target.absolute()) if target else "TARGET")
     if format == "speculators":

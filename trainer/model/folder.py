@@ -46,8 +46,13 @@ def weight_files(folder: Path) -> list[Path]:
         folder / INDEX, f"no weights: neither {WEIGHTS} nor its index", "copy the folder again, whole"
     )
     shards = index.get("weight_map")
-    if not isinstance(shards, dict):
+    if not isinstance(shards, dict) or not shards:
         raise ConfigError("no weight_map in it", where=str(folder / INDEX), next="copy the folder again")
+    for weight, name in shards.items():
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise ConfigError(
+                f"weight {weight} is in {name!r}, no file of this folder", where=str(folder / INDEX)
+            )
     return [folder / name for name in sorted(set(shards.values()))]
 
 

@@ -70,6 +70,18 @@ def test_weights_are_bfloat16_unless_told_otherwise(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+def test_float16_for_those_who_have_no_bfloat16(tmp_path: Path) -> None:
+    made = drafter("full")
+    export(saved(made, tmp_path / "run"), tmp_path / "half", "hf", None, dtype="float16")
+    weights = load_file(tmp_path / "half" / "model.safetensors")
+    for name, tensor in made.state_dict().items():
+        assert torch.equal(weights[name], tensor.half())
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "float16"
+    made.norm.weight.data[2] = 70_000.0  # beyond what float16 holds
+    text = refused(tmp_path, saved(made, tmp_path / "large"), tmp_path / "out", "hf", None, dtype="float16")
+    assert "weight norm.weight does not fit float16" in text
+
+
 def test_biases_are_exported_with_their_names(tmp_path: Path, target_folder: Path) -> None:
     made = drafter("full", attention_bias=True)
     export(saved(made, tmp_path / "run"), tmp_path / "out", "hf", target_folder)

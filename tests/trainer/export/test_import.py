@@ -149,6 +149,16 @@ def refused(source: Path, tmp_path: Path, target: Path | None = None) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize("name", [5, None, ["a"], "../model.safetensors", "/model.safetensors", ""])
+def test_an_index_that_names_no_file_of_the_folder_is_refused(
+    name: Any, published: Path, tmp_path: Path
+) -> None:
+    (published / "model.safetensors").rename(published.parent / "model.safetensors")
+    index = {"weight_map": {"fc.weight": name}}
+    (published / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert f"weight fc.weight is in {name!r}, no file of this folder" in refused(published, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("edit", "told"),
     [
