@@ -1,4 +1,4 @@
-"""How far a target can read, and what is told of texts that are longer.
+"""How far a target can read, and what a run says of rows and tokens that do not suit it.
 
 Run: python -m pytest tests/trainer/test_positions.py
 """
@@ -48,6 +48,21 @@ from trainer.run.setup import assemble
 )
 def test_positions(config: dict[str, Any], wanted: int | None) -> None:
     assert positions(config) == wanted
+
+
+def test_a_run_says_when_its_mask_token_ends_texts(tmp_path: Path) -> None:
+    section: dict[str, Any] = {
+        "target": {"path": str(save_target(tmp_path / "target"))},  # whose texts end with id 0
+        "device": "cpu",
+        "threads": 1,
+        "objective": {"gamma": 3.0},
+    }
+    for token, warned in (("<|endoftext|>", 1), ("<|mask|>", 0)):
+        said: list[str] = []
+        drafter = {"layers": 1, "block_size": 4, "taps": [0], "mask_token": token}
+        assemble(configs.load({**section, "drafter": drafter}), said.append)
+        found = [line for line in said if line.startswith("WARNING")]
+        assert len(found) == warned and all("mask token (id 0)" in line for line in found)
 
 
 def test_a_run_says_when_its_rows_are_longer_than_the_target_can_read(tmp_path: Path) -> None:

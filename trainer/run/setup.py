@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from trainer.config import Target as TargetSection
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
+from trainer.evaluation.decode import end_ids
 from trainer.export.start import begin_with
 from trainer.machine import usable_cores
 from trainer.model.drafter import Drafter
@@ -129,6 +130,11 @@ def assemble(config: TrainConfig, say: Say, part: Part = "all") -> Assembled:
     kind = (raw.get("architectures") or ["model"])[0]
     millions = sum(parameter.numel() for parameter in drafter.parameters()) / 1e6
     total = sum(parameter.numel() for parameter in target.model.parameters()) / 1e6
+    if mask_id in end_ids(target.config):
+        say(
+            f"WARNING: the mask token (id {mask_id}) is one that ends texts, so it stands in them, too: name "
+            "one that no text holds (drafter.mask_token)"
+        )
     known = positions(raw)
     if known is not None and known < config.data.row_tokens:
         say(
