@@ -13,8 +13,15 @@ def send_signal(identity: proc.Identity, number: int) -> bool:
 
     With pidfd (Linux 5.3, Python 3.9) the pid cannot be given out again between check and signal; elsewhere
     the check comes directly before the signal. Raises PermissionError. Never signals a group, pid 0, pid 1
-    or the caller.
+    or the caller. SIGTERM is followed by SIGCONT: who was stopped must wake to hear it.
     """
+    reached = _send(identity, number)
+    if reached and number == signal.SIGTERM:
+        _send(identity, signal.SIGCONT)
+    return reached
+
+
+def _send(identity: proc.Identity, number: int) -> bool:
     pid = identity[0]
     if pid <= 1 or pid == os.getpid():
         raise ValueError("refusing to signal pid %d" % pid)
