@@ -17,6 +17,7 @@ from trainer.run.writing import write_json
 from trainer.topology.plan import Prediction, Rates, choose
 
 PLAN = "plan.json"
+PLAN_S = 3600.0  # for loading a large model from a slow disk, and measuring
 
 
 def as_json(rates: Rates, predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -71,9 +72,15 @@ def resolve_auto(recipe: Path, run: Path) -> Path:
     Raises:
         ConfigError: nothing fits, or the measurement failed (its own words are in the log).
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer", "plan", str(recipe), "--json"], stdout=subprocess.PIPE, check=False
-    )
+    command = [sys.executable, "-m", "trainer", "plan", str(recipe), "--json"]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=PLAN_S)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"the layouts were not measured within {PLAN_S:.0f} s",
+            where="train.topology",
+            next="see what `python -m trainer plan` waits for, or name the topology",
+        ) from None
     if done.returncode != 0:
         raise ConfigError("the layouts could not be measured", where="train.topology", next="see above")
     planned = json.loads(done.stdout)

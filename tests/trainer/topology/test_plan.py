@@ -203,6 +203,16 @@ def test_nothing_that_fits_and_a_measurement_that_failed_are_told(
             planning.resolve_auto(tmp_path / "recipe.yaml", tmp_path)
 
 
+def test_a_measurement_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nexec sleep 600\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr("trainer.topology.planning.sys.executable", str(sleeper))
+    monkeypatch.setattr(planning, "PLAN_S", 0.3)
+    with pytest.raises(ConfigError, match="not measured within 0 s"):
+        planning.resolve_auto(tmp_path / "recipe.yaml", tmp_path)
+
+
 def test_a_run_that_was_not_planned_says_nothing_of_it(tmp_path: Path) -> None:
     assert planning.against_plan(tmp_path, 1.0) is None
 
