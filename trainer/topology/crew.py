@@ -7,13 +7,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from trainer.errors import TrainerError
+from trainer.errors import Stopped, TrainerError
 
 POLL_S = 0.2
 """How often a wait looks up: the run's heartbeat, and a signal that asks the run to stop."""
-JOIN_S = 10.0
+JOIN_S = 5.0
 
 
 class WaitedTooLong(TrainerError):
@@ -59,12 +59,14 @@ class Crew:
             yield
             self._changed.notify_all()
 
-    def wait(self, ready: Callable[[], bool], deadline_s: float, what: str) -> None:
+    def wait(self, ready: Callable[[], bool], deadline_s: float, what: str | Callable[[], str]) -> None:
         """Until `ready()`, which is asked under the lock.
 
+        Args:
+            what: is waited for; of a function, what it says at the end.
         Raises:
             the first failure of any thread, as it was raised there;
-            WaitedTooLong: `deadline_s` is over; `what` says what was waited for.
+            WaitedTooLong: `deadline_s` is over.
         """
         end = time.monotonic() + deadline_s
         main = threading.current_thread() is threading.main_thread()
@@ -79,8 +81,9 @@ class Crew:
                 left = end - time.monotonic()
                 if left <= 0:
                     alive = ", ".join(self.alive()) or "no thread"
+                    awaited = what if isinstance(what, str) else what()
                     raise WaitedTooLong(
-                        f"{what}: nothing for {deadline_s:.0f} s; alive: {alive}",
+                        f"{awaited}: nothing for {deadline_s:.0f} s; alive: {alive}",
                         where=threading.current_thread().name,
                         next="dflashctl stacks TAG shows where they are; train.layout.wait_s is the deadline",
                     )
@@ -97,4 +100,7 @@ class Crew:
             self._ending = True
         end = time.monotonic() + JOIN_S
         for thread in self.threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            while thread.is_alive() and time.monotonic() < end:
+                thread.join(POLL_S)
+                with suppress(Stopped):  # it is the end already
+                    self._beat()

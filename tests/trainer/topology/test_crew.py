@@ -115,5 +115,28 @@ def test_a_producer_that_is_late_keeps_its_place(crew: Crew) -> None:
 
 
 def test_no_producer_is_said_with_the_batchs_number(crew: Crew) -> None:
-    with pytest.raises(WaitedTooLong, match="batch 3 of hidden states: nothing"):
+    with pytest.raises(WaitedTooLong, match="batch 3 of hidden states, of no thread: nothing"):
         Handover[int](crew, depth=1, wait_s=0.05, first=3).take()
+
+
+def test_a_batch_that_does_not_come_is_said_with_who_makes_it(crew: Crew) -> None:
+    """And not by a producer that waits for room meanwhile, however long."""
+    handover: Handover[int] = Handover(crew, depth=1, wait_s=0.3)
+    release = threading.Event()
+
+    def hangs() -> None:
+        handover.put(handover.claim(), release.wait(LONG_S))
+
+    def produces() -> None:
+        while True:
+            number = handover.claim()
+            handover.put(number, number)
+
+    crew.start("target-0", hangs)
+    while handover.claimed < 1:
+        time.sleep(0.01)
+    crew.start("target-1", produces)
+    with pytest.raises(WaitedTooLong, match="batch 0 of hidden states, of target-0: nothing for 0 s"):
+        handover.take()
+    release.set()
+    assert [handover.take() for _ in range(3)] == [True, 1, 2]
