@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,8 +31,8 @@ from trainer.run.runfiles import RunFiles
 from trainer.run.writing import lose_lines_that_do_not_fit, of_the_disk
 from trainer.topology.cli import plan
 from trainer.topology.planning import resolve_auto
-from trainer.topology.rank import RankFiles
-from trainer.topology.start import as_rank, launch_ranks, wanted_ranks
+from trainer.topology.rank import RankFiles, WatchedFiles
+from trainer.topology.start import as_watched, launch, wanted_ranks
 
 if TYPE_CHECKING:
     from trainer.topology.ranks import Ranks
@@ -121,25 +122,32 @@ def train(
     failed = guarded(decide, files)
     if failed:
         raise SystemExit(failed)
-    if ranks > 1:
-        options = ["--resume", str(resume.resolve())] if resume else []
-        options += ["--allow-changes"] if allow_changes else []
-        launch_ranks(files.folder, ranks, [str(recipe), *options])
-    files.listen()
-    raise SystemExit(trained(recipe, files, for_stdout(files.started), resume, allow_changes, None))
+    options = ["--resume", str(resume.resolve())] if resume else []
+    options += ["--allow-changes"] if allow_changes else []
+    launch(files.folder, ranks, [str(recipe), *options])
+
+
+Resume = Annotated[Path | None, typer.Option()]
+AllowChanges = Annotated[bool, typer.Option("--allow-changes")]
 
 
 @app.command(hidden=True)
-def rank(
-    recipe: Path,
-    resume: Annotated[Path | None, typer.Option()] = None,
-    allow_changes: Annotated[bool, typer.Option("--allow-changes")] = False,
-) -> None:
+def alone(recipe: Path, resume: Resume = None, allow_changes: AllowChanges = False) -> None:
+    """The one process of a run that has no others; the launcher starts it."""
+    prepare_environment()
+    lose_lines_that_do_not_fit()
+    files = WatchedFiles(run_folder())
+    as_watched(files, lambda: trained(recipe, files, for_stdout(files.started), resume, allow_changes, None))
+
+
+@app.command(hidden=True)
+def rank(recipe: Path, resume: Resume = None, allow_changes: AllowChanges = False) -> None:
     """One process of several; the launcher starts it."""
     prepare_environment()
     lose_lines_that_do_not_fit()
+    files = RankFiles(run_folder(), int(os.environ["RANK"]))
 
-    def work(files: RankFiles) -> int:
+    def work() -> int:
         with importing():
             from trainer.topology.ranks import Ranks
 
@@ -147,7 +155,7 @@ def rank(
         console = for_stdout(files.started) if group.first else Plain(lambda text: None)
         return trained(recipe, files, console, resume, allow_changes, group)
 
-    as_rank(run_folder(), work)
+    as_watched(files, work)
 
 
 def trained(
@@ -180,15 +188,21 @@ def guarded(work: Callable[[], None], files: RunFiles | None) -> int:
     try:
         work()
     except Stopped as error:  # being told to stop is no failure
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        _say(f"error: {error}")
         return error.exit_code
     except Exception as error:
         known = files.fail(error) if files else failures.of_error(error)
         told = error if isinstance(error, TrainerError) else of_the_disk(error)
         said = f"error: {told}" if told else traceback.format_exc().rstrip()
-        print(said, failures.words(known), sep="\n" if known else "", file=sys.stderr, flush=True)
+        _say("\n".join([said, failures.words(known)] if known else [said]))
         return told.exit_code if told else 1
     return 0
+
+
+def _say(text: str) -> None:
+    """On stderr; that nobody reads it any more changes no exit code."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def show(columns: list[str], rows: list[list[str]], notes: list[str], headline: str) -> None:

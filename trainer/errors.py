@@ -12,11 +12,13 @@ class TrainerError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str = "", next: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", next: str = "", rank: int | None = None) -> None:
+        """rank: whose fault it is, in a run of several processes; None: no other's than who raises it."""
         super().__init__(what)
         self.what = what
         self.where = where
         self.next = next
+        self.rank = rank
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what

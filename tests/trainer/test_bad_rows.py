@@ -27,6 +27,8 @@ from trainer.run.bad_rows import newly_bad
 from trainer.run.progress import Tally
 from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
+from trainer.topology.work import Bad
+from trainer.training.culprits import Who
 from trainer.training.objective import draw
 from trainer.training.step import DrafterStep
 
@@ -88,7 +90,7 @@ def test_rows_that_are_read_anew_every_epoch(
             assert bad is not None and bad.tolist() == [row in (1, 4) for row in index.tolist()]
             sums = step.sums(batch, draw((len(index), 24), 0, epoch, 0))
             sums.loss.backward()
-            since.add(sums, 48, (index, bad))
+            since.add(sums, 48, Bad(index, bad))
             assert sums.loss.item() > 0 and bool(sums.loss.isfinite())
         known += newly_bad(since.bad_rows, known, allowed=2, total=5)
         assert known == [1, 4]
@@ -125,3 +127,20 @@ def test_a_run_names_a_bad_row_once_and_goes_on(tmp_path: Path) -> None:
         f"rows [{bad}] have non-finite hidden states and were skipped"
     ]
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-0000009"))) == 1
+
+
+def test_who_made_the_bad_rows_states_is_named() -> None:
+    """Of three ranks one made all of them, or most; or nobody stands out."""
+    makers: dict[int, Who] = {3: 1, 5: 1, 8: 1, 9: 0, 11: 2}
+    with pytest.raises(DataError, match=r"3 of 10 rows .*\(rows 3, 5, 8\); made by rank 1 \(3\)") as caught:
+        newly_bad([8, 5, 3], [], allowed=2, total=10, makers=makers)
+    assert caught.value.rank == 1
+    with pytest.raises(DataError, match=r"made by rank 1 \(2\), rank 0 \(1\)") as caught:
+        newly_bad([9, 8, 5], [], allowed=2, total=10, makers=makers)
+    assert caught.value.rank == 1
+    with pytest.raises(DataError, match=r"made by rank 0 \(1\), rank 2 \(1\)") as caught:
+        newly_bad([11, 9], [], allowed=1, total=20, makers=makers)
+    assert caught.value.rank is None
+    with pytest.raises(DataError, match=r"made by target-0 \(1\)") as caught:
+        newly_bad([1], [], allowed=0, total=20, makers={1: "target-0"})
+    assert caught.value.rank is None

@@ -18,7 +18,9 @@ from trainer.config import Optimizer, ParameterGroup, Schedule
 from trainer.errors import ConfigError, TrainerError
 from trainer.model.drafter import Drafter
 from trainer.run.progress import Tally
+from trainer.topology.work import not_finite
 from trainer.training.bad_steps import BadSteps
+from trainer.training.culprits import Own
 from trainer.training.groups import assign_groups
 from trainer.training.loss import Sums
 from trainer.training.optim import DrafterOptimizer
@@ -333,6 +335,43 @@ def test_bad_steps_go_on_from_where_they_were_saved(norms: list[float], total: i
         for step in range(3):
             again.saw(step, torch.tensor(math.inf))
     assert again.total == total + 3 - in_a_row
+
+
+@pytest.mark.parametrize(
+    ("own", "words", "rank"),
+    [
+        ([[0, 1], [0, 1], [0, 1]], r"in so many of them: rank 1 \(3\)", 1),
+        ([[1, 0], [0, 1], [0, 1]], r"rank 1 \(2\), rank 0 \(1\)", 1),
+        ([[1, 1], [1, 1], [1, 1]], r"rank 0 \(3\), rank 1 \(3\)", None),
+        ([[0, 0], [0, 0], [0, 0]], "each one's own was finite, the sum of them was not", None),
+    ],
+)
+def test_whose_gradients_were_not_finite_is_told(own: list[list[int]], words: str, rank: int | None) -> None:
+    """Of the last three steps; what was wrong before a good one is over."""
+    counter = BadSteps(most=2)
+    seen = [(math.nan, [1, 0]), (1.0, [0, 0]), *((math.nan, each) for each in own)]
+    with pytest.raises(TrainerError, match=words) as caught:
+        for step, (norm, flags) in enumerate(seen):
+            counter.saw(step, torch.tensor(norm), Own(torch.tensor(flags), range(2)))
+    assert caught.value.rank == rank
+
+
+def test_one_alone_is_not_told_from_others() -> None:
+    counter = BadSteps(most=0)
+    with pytest.raises(TrainerError, match="changed anything\n") as caught:
+        counter.saw(0, torch.tensor(math.inf))
+    assert caught.value.rank is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_not_finite_is_seen(value: float) -> None:
+    large, small = torch.full((70,), 3e38), torch.zeros(3)
+    loss = torch.tensor(2.0)
+    assert not bool(not_finite([large, small], loss))  # also where the sum of squares would overflow
+    assert bool(not_finite([large, small], torch.tensor(value)))
+    large[41] = value
+    assert bool(not_finite([large, small], loss))
+    assert bool(not_finite([torch.tensor([value], dtype=torch.bfloat16)], loss))
 
 
 def test_a_report_leaves_out_the_steps_that_were_not_taken() -> None:

@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 from small_disk import on_small_disk
 
+from trainer import config as configs
 from trainer.cli import guarded
+from trainer.run.loading import loading_deadline_s
 from trainer.run.runfiles import DEADLINE_S, PHASES, RunFiles
 
 PROJECT = Path(__file__).parents[2]
@@ -72,6 +74,25 @@ def test_slow_steps_have_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert files.deadline_s == 120.0
     files.enter("training")
     assert files.deadline_s == 150.0
+
+
+def test_large_weights_have_more_time_to_load(tmp_path: Path) -> None:
+    """54 GB in two files, of which a disk that gives 20 MiB a second needs 43 minutes; a small model."""
+    section = {"target": {"path": str(tmp_path)}, "drafter": {"mask_token_id": 1}}
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model-1.safetensors").write_bytes(b"")
+    assert loading_deadline_s(configs.load(section)) == 300.0
+    for number, size in ((1, 50 << 30), (2, 4 << 30)):
+        with (tmp_path / f"model-{number}.safetensors").open("ab") as file:
+            file.truncate(size)
+    files = RunFiles(tmp_path / "run")
+    files.loading_s = loading_deadline_s(configs.load(section))
+    files.enter("loading")
+    assert read(tmp_path / "run" / "heartbeat.json")["deadline_s"] == 300.0 + 54 * 1024 / 20
+    drawn = {**section, "target": {"path": str(tmp_path), "weights": "random"}}
+    assert loading_deadline_s(configs.load(drawn)) == 900.0
+    missing = {**section, "target": {"path": str(tmp_path / "none")}}
+    assert loading_deadline_s(configs.load(missing)) == 300.0
 
 
 def test_waits_add_up_by_what_was_waited_for(tmp_path: Path) -> None:
@@ -278,6 +299,15 @@ def test_the_failure_of_another_process_is_seen_and_an_old_one_is_not(tmp_path: 
     RunFiles(tmp_path).forget_failure()
     assert other.failed_peer() is None
     assert read(tmp_path / "root_cause_before.json")["error"] == "ValueError: rank 3 is gone"
+
+
+def test_what_an_earlier_life_failed_of_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    RunFiles(tmp_path).fail(ValueError("the first life's"))
+    later = RunFiles(tmp_path)
+    later.fail(KeyError("resumed wrongly"))
+    later.fail(KeyError("its consequence"))
+    assert read(tmp_path / "root_cause.json")["error"] == "KeyError: 'resumed wrongly'"
+    assert read(tmp_path / "root_cause_before.json")["error"] == "ValueError: the first life's"
 
 
 def on_full_disk(folder: Path, body: str) -> tuple[int, Path]:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.topology.work import Bad
+from trainer.training.culprits import Who
 from trainer.training.loss import Sums
 
 
@@ -74,14 +76,12 @@ class Tally:
         self.started = time.monotonic()
         self.sums: Sums | None = None
         self.tokens = self.steps = 0
-        self._bad: list[tuple[Tensor, Tensor]] = []
+        self._bad: list[Bad] = []
 
-    def add(
-        self, sums: Sums, tokens: int, bad: tuple[Tensor, Tensor] | None, norm: Tensor | None = None
-    ) -> None:
+    def add(self, sums: Sums, tokens: int, bad: Bad | None, norm: Tensor | None = None) -> None:
         """
         Args:
-            bad: the step's rows, and which of them had non-finite states.
+            bad: which of the step's rows had non-finite states.
             norm: the gradient's; a step for which it is not finite was not taken, so its sums do not count.
         """
         if norm is not None:
@@ -97,7 +97,17 @@ class Tally:
     @property
     def bad_rows(self) -> list[int]:
         """Read from the device here, once a report, not at every step."""
-        return [row for rows, flags in self._bad for row in rows[flags.cpu()].tolist()]
+        return [row for bad in self._bad for row in bad.rows[bad.flags.cpu()].tolist()]
+
+    @property
+    def bad_makers(self) -> dict[int, Who]:
+        """Whose states they were, where there are several who make some."""
+        return {
+            row: maker
+            for rows, flags, makers in self._bad
+            for row, bad, maker in zip(rows.tolist(), flags.tolist(), makers, strict=False)
+            if bad
+        }
 
     def metrics(self) -> dict[str, Any]:
         assert self.sums is not None

@@ -17,6 +17,7 @@ from trainer.run.progress import Clock, Tally
 from trainer.run.runfiles import RunFiles
 from trainer.run.trackers import Trackers
 from trainer.training.bad_steps import BadSteps
+from trainer.training.culprits import Who
 
 
 class Reporter:
@@ -28,6 +29,7 @@ class Reporter:
         """rows: of the data. Call `start` before all else."""
         self.config, self.files, self.console, self.trackers = config, files, console, trackers
         self.rows = rows
+        self.makers: dict[int, Who] = {}  # of the bad ones' states
 
     def start(self, progress: Progress, clock: Clock, bad_steps: BadSteps) -> None:
         """Training begins here; what was skipped before is not told again."""
@@ -62,7 +64,10 @@ class Reporter:
         self.files.peaks = peaks()
         metrics["lr"] = self.config.optimizer.lr * factor
         metrics["grad_norm"] = round(float(norm), 4) if bool(norm.isfinite()) else None
-        new = newly_bad(since.bad_rows, self.progress.bad_rows, self.config.data.max_bad_rows, self.rows)
+        self.makers |= since.bad_makers
+        new = newly_bad(
+            since.bad_rows, self.progress.bad_rows, self.config.data.max_bad_rows, self.rows, self.makers
+        )
         if new:
             self.progress.bad_rows += new
             self.console.say(f"rows {new} have non-finite hidden states and were skipped")

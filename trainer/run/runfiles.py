@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import failures
-from trainer.errors import Stopped
+from trainer.errors import Stopped, TrainerError
 from trainer.failures import KnownFailure
 from trainer.machine import process_start
 from trainer.run.stopping import StopSignals
@@ -57,6 +57,7 @@ class RunFiles:
         self.folder, self.own = folder, own or folder
         self.own.mkdir(parents=True, exist_ok=True)
         self.phase = "loading"
+        self.loading_s = DEADLINE_S["loading"]  # until it is known how much there is to load
         self.step: int | None = None
         self.total_steps: int | None = None
         self.metrics: dict[str, float] = {}
@@ -127,7 +128,7 @@ class RunFiles:
     @property
     def deadline_s(self) -> float:
         """How old the heartbeat may become now."""
-        allowed = DEADLINE_S[self.phase]
+        allowed = self.loading_s if self.phase == "loading" else DEADLINE_S[self.phase]
         if self.phase != "training":
             return allowed
         if not self._step_times:
@@ -141,16 +142,19 @@ class RunFiles:
 
     def failed_peer(self) -> str | None:
         """The error of another process of this run, if one has failed since this one began."""
+        return self._failure(self.folder)
+
+    def _failure(self, folder: Path) -> str | None:
+        """The error of a root cause that was written since this process began."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            cause = json.loads((self.folder / "root_cause.json").read_text(encoding="utf-8"))
+            cause = json.loads((folder / "root_cause.json").read_text(encoding="utf-8"))
             if float(cause["wall"]) >= self._started_wall:
                 return str(cause["error"])
         return None
 
     def forget_failure(self) -> None:
         """This run goes on in a folder where it failed once: that root cause is history."""
-        with suppress(FileNotFoundError):
-            (self.folder / "root_cause.json").rename(self.folder / "root_cause_before.json")
+        _set_aside(self.folder)
 
     def write_text(self, name: str, text: str) -> None:
         """A small file for people."""
@@ -242,13 +246,14 @@ class RunFiles:
     def fail(self, error: BaseException) -> tuple[KnownFailure, ...]:
         """Write the root cause, and which known failures it is; those are returned, for the log.
 
-        The first failure is kept: what follows it is usually a consequence.
+        The first failure is kept: what follows it is usually a consequence. That of an earlier life is none.
         """
         known = failures.of_error(error)
         with self._failed:
             path = self.own / "root_cause.json"
-            if path.exists():
+            if self._failure(self.own) is not None:
                 return known
+            _set_aside(self.own)
             frames = traceback.extract_tb(error.__traceback__)
             where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
             cause = {
@@ -260,6 +265,8 @@ class RunFiles:
                 "known": failures.as_json(known),
                 "wall": time.time(),
             }
+            if isinstance(error, TrainerError) and error.rank is not None:
+                cause["rank"] = error.rank
             try:
                 (self._reserve or Reserve(self.own)).write_json(path, cause)
             except OSError as problem:  # the log may be on another disk
@@ -292,3 +299,8 @@ class RunFiles:
         to_log(f"thread {name} failed; the run ends\n{text}{failures.words(known)}\n")
         # Not sys.exit: that would end this thread only, and wait for others at the interpreter's exit.
         os._exit(70)
+
+
+def _set_aside(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        (folder / "root_cause.json").rename(folder / "root_cause_before.json")

@@ -19,6 +19,7 @@ from trainer.errors import Stopped
 from trainer.evaluation.evaluator import Evaluator, Measurement
 from trainer.model.random_target import RANDOM, WORTHLESS
 from trainer.run.console import Console, Plain
+from trainer.run.loading import loading_deadline_s
 from trainer.run.loop import AFTER_SHARE, SAVE_RESERVE_S, Trainer
 from trainer.run.origin import choose, data_again, facts_of
 from trainer.run.rehearsal import check_target
@@ -58,6 +59,7 @@ def run(
     Raises:
         TrainerError: with what to do; Stopped after saving, when a signal came.
     """
+    files.loading_s = loading_deadline_s(config)
     files.enter("loading")
     console = console or Plain(say)
     first = ranks is None or ranks.first

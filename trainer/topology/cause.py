@@ -28,6 +28,7 @@ class Trace:
     step: int | None = None
     hung_s: float | None = None  # how old its heartbeat was when the launcher ended it for that
     died_at: float | None = None  # seconds since the epoch, as the launcher saw it
+    stacks: str = ""  # where its threads stood when it was found to hang
 
     @property
     def where(self) -> str:
@@ -37,7 +38,7 @@ class Trace:
 
 def root_cause(traces: Sequence[Trace]) -> dict[str, Any] | None:
     """root_cause.json of the run, its `rank` included; None: nothing failed."""
-    own = [trace for trace in traces if trace.error is not None and not _of_peer(trace.error)]
+    own = [trace for trace in traces if _own(trace)]
     if own:
         return _told(min(own, key=lambda trace: float((trace.error or {}).get("wall", 0.0))))
     hung = [trace for trace in traces if trace.hung_s is not None]
@@ -64,6 +65,17 @@ def root_cause(traces: Sequence[Trace]) -> dict[str, Any] | None:
     return _told(first) if first.error else _found(first, "ended by SIGTERM, which nobody here sent")
 
 
+def despite_stop(traces: Sequence[Trace]) -> dict[str, Any] | None:
+    """What failed in a run that was asked to stop, if anything did: an error of a rank's own, a hang. All
+    other ends are the stop's.
+    """
+    return root_cause([each for each in traces if each.hung_s is not None or _own(each)])
+
+
+def _own(trace: Trace) -> bool:
+    return trace.error is not None and not _of_peer(trace.error)
+
+
 def _of_peer(error: dict[str, Any]) -> bool:
     return str(error.get("error", "")).startswith(CONSEQUENCE)
 
@@ -73,8 +85,8 @@ def _earliest(traces: Sequence[Trace]) -> Trace:
 
 
 def _told(trace: Trace) -> dict[str, Any]:
-    """The rank's own words."""
-    return {**(trace.error or {}), "rank": trace.rank}
+    """The rank's own words, which may be of another: what is wrong with a sum is told by all."""
+    return {"rank": trace.rank, **(trace.error or {})}
 
 
 def _found(trace: Trace, what: str) -> dict[str, Any]:
@@ -82,7 +94,7 @@ def _found(trace: Trace, what: str) -> dict[str, Any]:
     return {
         "error": f"{trace.where}: {what}",
         "where": f"rank {trace.rank}",
-        "traceback": "",
+        "traceback": trace.stacks,
         "phase": trace.phase,
         "step": trace.step,
         "known": [],

@@ -14,7 +14,8 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.model.target import Target
 from trainer.topology.ranks import Ranks
-from trainer.topology.work import Bad, accumulate, shares
+from trainer.topology.work import Bad, accumulate, not_finite, shares
+from trainer.training.culprits import Own
 from trainer.training.loss import Sums
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep
@@ -37,7 +38,9 @@ class Colocated:
         self.config, self.step, self.target = config, step, target
         self.data, self.order, self.ranks = data, order, ranks
         size, rank = (ranks.size, ranks.rank) if ranks else (1, 0)
-        self.rows = shares(config.batch_rows, size)[rank]
+        parts = shares(config.batch_rows, size)
+        self.rows = parts[rank]
+        self.makers = [each for each, part in enumerate(parts) for _ in range(part.stop - part.start)]
         self.reduction = Reduction(list(step.drafter.parameters()), ranks, optimizer) if ranks else None
 
     def gradients(self, number: int) -> tuple[Sums, Bad | None]:
@@ -51,7 +54,11 @@ class Colocated:
                 flags = torch.zeros(len(index), dtype=torch.bool, device=bad.device)
                 flags[self.rows] = bad
             sums, bad = self.reduction(sums, flags, number)
-        return sums, None if bad is None else (index, bad)
+        return sums, None if bad is None else Bad(index, bad, self.makers)
+
+    def own(self) -> Own | None:
+        """See `Work`."""
+        return self.reduction.own if self.reduction is not None else None
 
     def updated(self) -> None:
         """See `Work`: the same step everywhere, or each rank's share of it, which are put together."""
@@ -88,6 +95,7 @@ class Reduction:
         self.flat = torch.zeros(sum(counts) + spare, dtype=first.dtype, device=first.device)
         parts = self.flat.split([*counts, spare])
         self.views = [part.view_as(each) for part, each in zip(parts, parameters, strict=False)]
+        self.own: Own | None = None  # of the latest step
         if optimizer is not None:
             optimizer.owners = self
 
@@ -121,12 +129,15 @@ class Reduction:
             else:
                 view.copy_(parameter.grad)
             parameter.grad = view
+        mine = torch.zeros(self.ranks.size, dtype=torch.float64, device=self.flat.device)
+        mine[self.ranks.rank] = not_finite([self.flat], sums.loss)
         what = f"gradients of step {number}"
         if self.optimizer is None:
             self.ranks.add(self.flat, what)
         else:
             self.ranks.add_share(self.flat, what)
         pieces = [getattr(sums, name).to(torch.float64).reshape(-1) for name in sums.__dataclass_fields__]
+        pieces.append(mine)
         if flags is not None:
             pieces.append(flags.to(torch.float64))
         together = torch.cat(pieces)
@@ -136,4 +147,5 @@ class Reduction:
             name: part.reshape(getattr(sums, name).shape).to(getattr(sums, name).dtype)
             for name, part in zip(sums.__dataclass_fields__, parts, strict=False)
         }
+        self.own = Own(parts[len(added)] > 0, range(self.ranks.size))
         return Sums(**added), None if flags is None else parts[-1] > 0

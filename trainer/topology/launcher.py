@@ -1,18 +1,21 @@
-"""A run of several processes: torch's elastic agent starts them, this process watches over them.
+"""The processes of a run, watched over by this one; agent.py starts them.
 
-The agent notices deaths and asks the others to end. What it cannot see is added here: a rank that lives and
-hangs, one that leaves with exit status 0 too early, whose failure was the first; and it ends whoever is left
-a few seconds after another's failure (the agent would wait for half a minute). A request to stop is passed on
-once, and `stop.json` tells it from an end because a peer has failed, for which the ranks save nothing.
+torch's elastic agent notices deaths and asks the others to end. What it cannot see is added here: a rank
+that lives and hangs, one that leaves with exit status 0 too early, whose failure was the first; and it ends
+whoever is left a few seconds after another's failure (the agent would wait for half a minute). A request to
+stop is passed on once to each, and `stop.json` tells it from an end because a peer has failed, for which the
+ranks save nothing.
+
+A run of one process is watched in the same way. It keeps its files in the run's own folder, where nobody puts
+them together; with no peers that wait for it, it takes its time to end after an error of its own.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
+import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -22,24 +25,19 @@ from typing import Any
 
 from trainer.machine import process_start
 from trainer.run.stopping import StopSignals
-from trainer.run.writing import Reserve, write_json
-from trainer.topology.cause import TOLD_TO_END, Trace, merged, root_cause
+from trainer.run.writing import Reserve, to_log, write_json
+from trainer.topology.agent import Deaths, run_alone, run_ranks
+from trainer.topology.cause import TOLD_TO_END, Trace, despite_stop, merged, root_cause
 from trainer.topology.pulse import Pulses, Quiet, Sign
 
 WATCH_S = 0.25
+STACKS_BYTES = 16_384  # of them are kept in the root cause
 STACKS_S = 1.0  # for the stacks to be written before a hung rank is ended
 GONE_S = 3.0  # after a rank is gone, the others have ended by themselves, or have felt the agent's SIGTERM
 END_S = 3.0  # more, and whoever is left is ended
 SAVE_S = 600.0  # for saving, once a stop was asked for
 EXIT_FAILED = 1
-NCCL = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # a collective that fails or times out ends its process
-    "TORCH_NCCL_ENABLE_MONITORING": "1",
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "480",  # for what our own deadlines, which are shorter, cannot see
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    "TORCH_FR_BUFFER_SIZE": "20000",
-}
-"""What makes NCCL tell of its own hangs; a person's own settings stand."""
+STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 DONE = "done"
 DOOR = "door.json"  # where a drafter waits for targets
 
@@ -58,20 +56,24 @@ class Launcher:
     """One run's ranks, from start to end. Main thread only."""
 
     def __init__(self, run: Path, ranks: int) -> None:
-        self.run, self.ranks = run, ranks
+        self.run, self.ranks, self.alone = run, ranks, ranks == 1
         self.pulses, self.quiet, self.reserve = Pulses(ranks), Quiet(), Reserve(run)
         self.hung: dict[int, float] = {}
+        self.hung_at: dict[int, Sign] = {}  # a signal may wake it up for its last second
         self.gone: dict[int, float] = {}  # before they were done: when it was seen
         self.ended: set[int] = set()  # by this process, after another's failure
-        self.deaths: dict[int, tuple[int, float]] = {}  # exit code and time, as the agent saw it
+        self.deaths: Deaths = {}
         self.first_gone, self.sent = float("inf"), set[signal.Signals]()
+        self.told: set[int] = set()  # to stop
+        self.stacks: dict[int, str] = {}  # of those that hung
         self.written: dict[str, Any] | None = None  # the run's heartbeat
         self._result: BaseException | None = None
-        for rank in range(ranks):
+        for rank in range(0 if self.alone else ranks):
             rank_folder(run, rank).mkdir(parents=True, exist_ok=True)
             for name in ("heartbeat.json", "root_cause.json", DOOR):
                 (rank_folder(run, rank) / name).unlink(missing_ok=True)
         (run / "stop.json").unlink(missing_ok=True)
+        self._history = _stamp(self._cause_of(0))  # an earlier life's, until the run forgets it
 
     def __call__(self, argv: Sequence[str]) -> int:
         """Start `python argv` for every rank, and watch until the last has gone. The run's exit code."""
@@ -89,11 +91,12 @@ class Launcher:
                 asked = told[1]
                 deadline = time.monotonic() + SAVE_S
                 self._write_stop(told[0])
-                self._signal(signs, signal.SIGTERM)
+            if asked is not None:
+                self._pass_on(signs, signal.Signals(asked - 128))
             if time.monotonic() > deadline:
                 self._signal(signs, signal.SIGKILL)
             self._end_hung(signs)
-            if asked is None:
+            if asked is None and not self.alone:
                 self._end_left(signs)
         self._write_merged()
         try:
@@ -103,34 +106,8 @@ class Launcher:
 
     def _agent(self, argv: list[str]) -> None:
         """In a thread, so that signals stay ours."""
-        from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-        for name, value in {
-            "OMP_NUM_THREADS": "1",
-            **NCCL,
-            "TORCH_FR_DUMP_TEMP_FILE": str(self.run / "ranks" / "nccl-trace-"),
-        }.items():
-            os.environ.setdefault(name, value)
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=self.ranks,
-            logs_specs=DefaultLogsSpecs(log_dir=str(self.run / "ranks")),
-            run_id=self.run.name,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=0.1,
-        )
         try:
-            elastic_launch(config, sys.executable)(*argv)
-        except ChildFailedError as error:
-            for rank, failure in error.failures.items():
-                self.deaths[rank] = (failure.exitcode, float(failure.timestamp))
+            self.deaths = run_alone(argv) if self.alone else run_ranks(argv, self.run, self.ranks)
         except BaseException as error:
             self._result = error
 
@@ -146,6 +123,8 @@ class Launcher:
         return found
 
     def _write_merged(self) -> None:
+        if self.alone:
+            return
         beat = merged(self._beats(), self.ranks)
         if beat is not None and beat != self.written:
             with suppress(OSError):  # a full disk; the ranks say so
@@ -153,8 +132,16 @@ class Launcher:
                 self.written = beat
 
     def _write_stop(self, name: str) -> None:
+        if self.alone:
+            return  # whatever it is told to do comes from a person
         with suppress(OSError):  # on a full disk the ranks cannot save either
             self.reserve.write_json(self.run / "stop.json", {"signal": name, "wall": time.time()})
+
+    def _pass_on(self, signs: dict[int, Sign], number: signal.Signals) -> None:
+        """To each rank once it can hear: a stop may come before its first sign."""
+        for rank in signs.keys() - self.told:
+            self.told.add(rank)
+            _send(signs[rank], number)
 
     def _signal(self, signs: dict[int, Sign], number: signal.Signals) -> None:
         for sign in signs.values():
@@ -168,10 +155,12 @@ class Launcher:
         }
         if not hung:
             return
+        before = {rank: _size(self._stacks_of(signs[rank])) for rank in hung}
         self._signal(signs, signal.SIGUSR1)
         time.sleep(STACKS_S)
         for rank, seconds in hung.items():
-            self.hung[rank] = seconds
+            self.hung[rank], self.hung_at[rank] = seconds, signs[rank]
+            self.stacks[rank] = _text_from(self._stacks_of(signs[rank]), before[rank])
             _send(signs[rank], signal.SIGKILL)
 
     def _end_left(self, signs: dict[int, Sign]) -> None:
@@ -198,40 +187,88 @@ class Launcher:
 
     def _outcome(self, asked: int | None) -> int:
         traces = [self._trace(rank) for rank in range(self.ranks)]
-        if asked is not None:
-            print("error: stopped by a signal", file=sys.stderr, flush=True)
-            return asked
         if self._result is not None:
             raise self._result
-        cause = root_cause(traces)
+        codes = [code for code, _ in self.deaths.values()]
+        cause = root_cause(traces) if asked is None else despite_stop(traces)
+        if cause is None and asked is not None:
+            if asked not in codes:  # nobody has said so
+                to_log("error: stopped by a signal\n")
+            return asked
+        if self.alone and codes and codes[0] in STOPPED:
+            return codes[0]  # by a signal to that process itself
         if cause is None:
             return 0
+        teller = next((each for each in traces if (each.error or {}).get("error") == cause["error"]), None)
+        code = self.deaths.get(cause["rank"] if teller is None else teller.rank, (EXIT_FAILED, 0.0))[0]
+        told = teller is not None and code > 0  # by itself, at its end
+        if not (self.alone and told):
+            self._tell(cause, told)
+        if self.alone and code < 0 and not self.hung:
+            _end_by(-code)
+        return code if code > 0 else EXIT_FAILED
+
+    def _tell(self, cause: dict[str, Any], told: bool) -> None:
         path = self.run / "root_cause.json"
         try:
             self.reserve.write_json(path, cause)
         except OSError as problem:
-            print(f"{path} cannot be written: {problem.strerror}", file=sys.stderr, flush=True)
-        rank = cause["rank"]
-        if not traces[rank].error:  # otherwise the rank has said it
-            print(f"error: {cause['error']}", file=sys.stderr, flush=True)
-        print(
-            f"the run failed: {cause['error'].splitlines()[0]} (rank {rank}; {path})",
-            file=sys.stderr,
-            flush=True,
-        )
-        code = self.deaths.get(rank, (EXIT_FAILED, 0.0))[0]
-        return code if code > 0 else EXIT_FAILED
+            to_log(f"{path} cannot be written: {problem.strerror}\n")
+        if not told:
+            to_log(f"error: {cause['error']}\n")
+        to_log(f"the run failed: {cause['error'].splitlines()[0]} (rank {cause['rank']}; {path})\n")
+
+    def _cause_of(self, rank: int) -> Path:
+        return (self.run if self.alone else rank_folder(self.run, rank)) / "root_cause.json"
+
+    def _stacks_of(self, sign: Sign) -> Path:
+        return self.run / f"stacks-{sign['pid']}.txt"
 
     def _trace(self, rank: int) -> Trace:
-        sign, error = self.pulses.read().get(rank, {}), None
+        sign, error = self.hung_at.get(rank) or self.pulses.read().get(rank, {}), None
+        path = self._cause_of(rank)
         with suppress(OSError, ValueError):
-            error = json.loads((rank_folder(self.run, rank) / "root_cause.json").read_text())
+            if not (self.alone and _stamp(path) == self._history):
+                error = json.loads(path.read_text())
         # The agent tells of every rank that did not end well; the others left with exit status 0.
         code, at = self.deaths.get(rank, (0, None))
         if code == -signal.SIGKILL and rank in self.ended:
             code = TOLD_TO_END[0]
         phase, step = str(sign.get("phase", "")), sign.get("step")
-        return Trace(rank, code, error, phase, step, self.hung.get(rank), self.gone.get(rank, at))
+        hung, stacks = self.hung.get(rank), self.stacks.get(rank, "")
+        return Trace(rank, code, error, phase, step, hung, self.gone.get(rank, at), stacks)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Which file it is: one that is written anew is another."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _text_from(path: Path, start: int) -> str:
+    """What was added to a file of stacks."""
+    try:
+        return path.read_bytes()[start : start + STACKS_BYTES].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _end_by(number: int) -> None:
+    """Be ended by the signal that ended the run's one process: who waits for this one learns the same."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of interest is the other's
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _alive(beat: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""One rank of a run: what it keeps of its own, how it ends, and that it ends with its launcher."""
+"""One process of a run: what it keeps of its own, how it ends, and that it ends with its launcher."""
 
 from __future__ import annotations
 
@@ -14,24 +14,42 @@ from trainer.topology.launcher import SAVE_S, rank_folder, stop_asked
 from trainer.topology.pulse import Pulse
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+LAUNCHER = "DFLASH_LAUNCHER"  # its pid
 HERE = "here"  # the first rank has not left; removing it works on a full disk too
 TOLD_S = 1.5  # for the launcher, which looks four times a second, to write down that a stop was asked for
 
 
-class RankFiles(RunFiles):
+class WatchedFiles(RunFiles):
+    """The run's files, of a process that a launcher watches: the only one of its run, unless it is a rank."""
+
+    def __init__(self, run: Path, rank: int = 0, own: Path | None = None) -> None:
+        self._pulse = Pulse(rank)
+        super().__init__(run, own)
+
+    def _write_heartbeat(self, now: float) -> None:
+        self._pulse.give(self._sign(now))
+        super()._write_heartbeat(now)
+
+    def stepped(self, step: int) -> None:
+        """See `RunFiles`. The launcher hears of every step, so it knows in which one a process was ended."""
+        self.step = step
+        self._pulse.give(self._sign(time.monotonic()))
+        super().stepped(step)
+
+    def leave(self) -> None:
+        """The last thing that the process does."""
+
+
+class RankFiles(WatchedFiles):
     """A rank's part of the run's folder: its own heartbeat and root cause. What tells of the whole run
     (metrics, events, summary) is the first rank's to write.
     """
 
     def __init__(self, run: Path, rank: int) -> None:
-        self.rank, self._pulse = rank, Pulse(rank)
-        super().__init__(run, rank_folder(run, rank))
+        self.rank = rank
+        super().__init__(run, rank, rank_folder(run, rank))
         if rank == 0:
             (self.own / HERE).touch()
-
-    def _write_heartbeat(self, now: float) -> None:
-        self._pulse.give(self._sign(now))
-        super()._write_heartbeat(now)
 
     def _append(self, name: str, value: dict[str, Any]) -> None:
         if self.rank == 0:
@@ -57,7 +75,7 @@ class RankFiles(RunFiles):
         return None if stop_asked(self.folder) else super().failed_peer() or "see root_cause.json"
 
     def leave(self) -> None:
-        """The last thing that a rank does. The agent takes the first to leave with an error for a failure and
+        """See above. The agent takes the first to leave with an error for a failure and
         ends the others, so after a stop they wait until the first rank has saved.
         """
         first = rank_folder(self.folder, 0) / HERE
@@ -71,7 +89,7 @@ class RankFiles(RunFiles):
 
 def die_with_launcher() -> None:
     """Ask the kernel to end this process with its launcher: left alone it would hold a GPU for ever."""
-    launcher = os.getppid()
+    launcher = int(os.environ.get(LAUNCHER, os.getppid()))
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # it went before we asked
         os._exit(1)

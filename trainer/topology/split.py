@@ -32,6 +32,7 @@ from trainer.topology.link import Door, Line, knock, maker
 from trainer.topology.ranks import Ranks
 from trainer.topology.together import LONG_S
 from trainer.topology.work import Bad, accumulate, shares
+from trainer.training.culprits import Own
 from trainer.training.loss import Sums
 from trainer.training.step import Batch, DrafterStep
 
@@ -126,7 +127,18 @@ class SplitDrafter:
             flags[self.rows] = torch.tensor(bad)
             flags = flags.to(self.step.device)
         sums, flags = self.reduction(sums, flags, number)
-        return sums, None if flags is None else (index, flags)
+        return sums, None if flags is None else Bad(index, flags, self._makers(number))
+
+    def _makers(self, number: int) -> list[int]:
+        """The rank that made each row's states in step `number`."""
+        size, targets = self.reduction.ranks.size, len(self.line.peers)
+        parts = shares(self.config.batch_rows, size)
+        ranks = [size + maker(number, drafter, size, targets) for drafter in range(size)]
+        return [rank for rank, part in zip(ranks, parts, strict=True) for _ in range(part.start, part.stop)]
+
+    def own(self) -> Own | None:
+        """See `Work`."""
+        return self.reduction.own
 
     def updated(self) -> None:
         """See `Work`: the same step everywhere."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.machine import usable_cores
-from trainer.topology.rank import RankFiles, die_with_launcher
+from trainer.run.writing import to_log
+from trainer.topology.rank import LAUNCHER, WatchedFiles, die_with_launcher
 
 if TYPE_CHECKING:
     from trainer.run.setup import Part
@@ -28,6 +31,8 @@ def wanted_ranks(config: TrainConfig) -> int:
     layout = config.layout
     if config.topology == "threads" or (config.topology == "colocated" and layout.ranks == 1):
         return 1
+    if config.topology == "colocated" and layout.ranks is None and one_gpu_at_most(os.environ):
+        return 1  # without the seconds that importing torch takes
     split = layout.targets + layout.drafters if config.topology == "split" else None
     if config.device == "cpu":
         return split or layout.ranks or 1
@@ -42,6 +47,12 @@ def wanted_ranks(config: TrainConfig) -> int:
             next="launch with more GPUs (launch.gpus), or use fewer",
         )
     return ranks
+
+
+def one_gpu_at_most(environment: Mapping[str, str]) -> bool:
+    """By what the launch has chosen for this process; False: torch must be asked."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    return visible is not None and "," not in visible
 
 
 def gpu_of(rank: int, config: TrainConfig) -> int:
@@ -65,25 +76,32 @@ def part_of(rank: int | None, config: TrainConfig) -> Part:
     return "all" if rank == 0 and (config.evaluate.prompts or reads) else "ends"
 
 
-def launch_ranks(run: Path, ranks: int, arguments: Sequence[str]) -> NoReturn:
-    """Run `trainer rank ARGUMENTS` in every rank, and end with the run's exit code."""
+def launch(run: Path, ranks: int, arguments: Sequence[str]) -> NoReturn:
+    """Run `trainer rank ARGUMENTS` in every rank, or `trainer alone ARGUMENTS` in one process, and end with
+    the run's exit code.
+    """
     from trainer.topology.launcher import Launcher
 
     os.environ["DFLASH_RUN_DIR"] = str(run.resolve())
-    _end(Launcher(run, ranks)(["-m", "trainer", "rank", *arguments]))
+    os.environ[LAUNCHER] = str(os.getpid())
+    _end(Launcher(run, ranks)(["-m", "trainer", "alone" if ranks == 1 else "rank", *arguments]))
 
 
-def as_rank(run: Path, work: Callable[[RankFiles], int]) -> None:
-    """Be one rank, from first to last; does not return.
+def as_watched(files: WatchedFiles, work: Callable[[], int]) -> NoReturn:
+    """Be a process of the run, from first to last.
 
     Args:
         work: the whole run, its exit code.
     """
     die_with_launcher()
-    files = RankFiles(run, int(os.environ["RANK"]))
     files.listen()
     files.enter("loading")
-    code = work(files)
+    try:
+        code = work()
+    except BaseException as error:  # what it could not tell in its own way
+        files.fail(error)
+        to_log(traceback.format_exc())
+        code = 1
     files.leave()
     _end(code)
 
@@ -92,8 +110,9 @@ def _end(code: int) -> NoReturn:
     """Not through the interpreter's end: what is left of a failed group may wait there for its peers, and
     tearing torch down takes seconds on a busy machine.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
     os._exit(code)
 
 

@@ -31,7 +31,8 @@ from trainer.model.target import Target
 from trainer.run.runfiles import RunFiles
 from trainer.topology.crew import Crew
 from trainer.topology.handover import Handover
-from trainer.topology.work import Bad, accumulate, shares
+from trainer.topology.work import Bad, accumulate, not_finite, shares
+from trainer.training.culprits import Own
 from trainer.training.loss import Sums
 from trainer.training.step import Batch, DrafterStep
 
@@ -118,6 +119,7 @@ class Threads:
         self.sums: list[Sums | None] = [None] * len(learning)
         self.ready = [False] * len(learning)
         self.first = first
+        self._own_ones: Own | None = None
         for each in self.copies:
             compile_forward(each, config.policy, say)
         self._start(target, feeding)
@@ -167,7 +169,8 @@ class Threads:
     def _made(self, number: int, target: Target) -> Fed:
         index = self.order(number, self.config.batch_rows)
         batch, bad = self.data.batch(index, target)
-        return Fed(batch, None if bad is None else (index, bad))
+        makers = [threading.current_thread().name] * len(index)
+        return Fed(batch, None if bad is None else Bad(index, bad, makers))
 
     def _learn(self, worker: int) -> None:
         device = self.steps[worker].device
@@ -225,6 +228,12 @@ class Threads:
 
     def _gathered(self) -> Sums:
         """Add the copies' gradients into the drafter's, in one order whoever was first."""
+        device = self.drafter.fc.weight.device
+        bad = []
+        for mine, sums in zip(self.copies, self.sums, strict=True):
+            assert sums is not None
+            gradients = [each.grad for each in mine.parameters() if each.grad is not None]
+            bad.append(not_finite(gradients, sums.loss).to(device))
         for own, *others in zip(
             self.drafter.parameters(), *(each.parameters() for each in self.copies), strict=True
         ):
@@ -234,12 +243,17 @@ class Threads:
             for other in others:
                 other.grad = None
         total: Sums | None = None
+        self._own_ones = Own(torch.stack(bad), [f"drafter-{worker}" for worker in range(len(bad))])
         for sums in self.sums:
             assert sums is not None
-            here = sums.to(self.drafter.fc.weight.device)
+            here = sums.to(device)
             total = here if total is None else total + here
         assert total is not None
         return total
+
+    def own(self) -> Own | None:
+        """See `Work`."""
+        return self._own_ones
 
     @torch.no_grad()
     def updated(self) -> None:

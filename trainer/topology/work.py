@@ -6,19 +6,27 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from trainer.config import TrainConfig
+from trainer.training.culprits import Own, Who
 from trainer.training.loss import Sums
 from trainer.training.objective import draw
 from trainer.training.step import Batch, DrafterStep
 
-Bad = tuple[Tensor, Tensor]
-"""The rows of a batch (indices into the data), and which of them had non-finite states."""
+
+class Bad(NamedTuple):
+    """Which rows of a batch had non-finite states."""
+
+    rows: Tensor  # indices into the data
+    flags: Tensor
+    makers: Sequence[Who] = ()  # of each row's states, where there are several
 
 
 class Work(Protocol):
@@ -26,6 +34,9 @@ class Work(Protocol):
 
     def gradients(self, number: int) -> tuple[Sums, Bad | None]:
         """Leave the gradient sums of step `number`'s whole batch in the drafter's `.grad`; the loss sums."""
+
+    def own(self) -> Own | None:
+        """Who had what is not finite in the latest step; None: there is one alone, or none yet."""
 
     def updated(self) -> None:
         """The drafter has new weights: copies take them."""
@@ -77,6 +88,12 @@ def _generator(device: torch.device, *numbers: int) -> torch.Generator:
     """A generator of its own for one row's noise."""
     key = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(key, "little") >> 1)
+
+
+def not_finite(gradients: Sequence[Tensor], loss: Tensor) -> Tensor:
+    """Whether any of it is not, a boolean on the loss's device; nothing is read back."""
+    worst = [loss.detach().abs(), *torch._foreach_norm(list(gradients), math.inf)]
+    return ~torch.stack([each.to(loss.device, torch.float32).reshape(()) for each in worst]).isfinite().all()
 
 
 def shares(rows: int, workers: int) -> list[slice]:

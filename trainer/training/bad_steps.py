@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from trainer.errors import TrainerError
+from trainer.training.culprits import Own, Who, named, rank_of
 
 
 class BadSteps:
@@ -27,13 +29,25 @@ class BadSteps:
         """
         self.most, self.total, self.in_a_row = most, total, in_a_row
         self._before = in_a_row
-        self._row: Tensor | None = None
+        self._row: Tensor | None = None  # [1 + W] bad steps in a row; in how many of them each one's own was
+        self._who: Sequence[Who] = ()
         self._sent: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
-    def saw(self, step: int, norm: Tensor) -> None:
-        """Step `step` had this gradient norm. Raises TrainerError, for it or for one shortly before."""
-        bad = (~norm.isfinite()).to(torch.int32)
-        self._row = ((self._before if self._row is None else self._row) + bad) * bad
+    def saw(self, step: int, norm: Tensor, own: Own | None = None) -> None:
+        """Step `step` had this gradient norm. Raises TrainerError, for it or for one shortly before.
+
+        Args:
+            own: what each had that added to it, if several did.
+        """
+        bad = (~norm.isfinite()).to(torch.int32).reshape(1)
+        counts = bad
+        if own is not None:
+            self._who = own.who
+            counts = torch.cat([bad, own.bad.to(bad.device, torch.int32)])
+        if self._row is None:
+            self._row = torch.zeros_like(counts)
+            self._row[0] += self._before
+        self._row = (self._row + counts) * bad
         self._sent.append((step, *_to_host(self._row)))
         while self._sent and (len(self._sent) > self.LAG or _arrived(self._sent[0][2])):
             self._read()
@@ -47,15 +61,24 @@ class BadSteps:
         step, count, event = self._sent.popleft()
         if event is not None:
             event.synchronize()
-        self.in_a_row = int(count)
+        self.in_a_row, *of_each = count.tolist()
         self.total += self.in_a_row > 0
         if self.in_a_row > self.most:
+            counts = {who: number for who, number in zip(self._who, of_each, strict=True) if number}
             raise TrainerError(
                 f"the gradient of {self.in_a_row} steps in a row is not finite, the last of them step "
-                f"{step + 1}; none of them changed anything",
+                f"{step + 1}; none of them changed anything{self._whose(counts)}",
                 where="training",
                 next="lower optimizer.lr, or start from the last checkpoint",
+                rank=rank_of(counts),
             )
+
+    def _whose(self, counts: Mapping[Who, int]) -> str:
+        if not self._who:
+            return ""
+        if not counts:
+            return "; each one's own was finite, the sum of them was not"
+        return f"; not finite before they were added up, and in so many of them: {named(counts)}"
 
 
 def _to_host(tensor: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.topology.cause import Trace, merged, root_cause
+from trainer.topology.cause import Trace, despite_stop, merged, root_cause
 
 KILL, TERM = -9, -15
 
@@ -71,6 +71,32 @@ def test_the_first_failure(traces: list[Trace], rank: int | None, words: str) ->
         assert found is None
         return
     assert found is not None and found["rank"] == rank and words in found["error"]
+
+
+def test_an_error_may_be_anothers_fault() -> None:
+    """Each rank knows that the sum is not finite, and whose part of it was not; the first one says so."""
+    told = error("TrainerError: the gradient is not finite: rank 2 (3)", 1.0) | {"rank": 2}
+    found = root_cause([Trace(0, 1, told), Trace(1, 1, told | {"wall": 1.1}), Trace(2, TERM)])
+    assert found is not None and found["rank"] == 2
+
+
+def test_where_a_rank_hung_is_its_traceback() -> None:
+    found = root_cause([Trace(0, KILL, phase="loading", hung_s=301.0, stacks="Current thread 0x1")])
+    assert found is not None and found["traceback"] == "Current thread 0x1"
+
+
+@pytest.mark.parametrize(
+    ("traces", "words"),
+    [
+        ([Trace(0, 143), Trace(1, 130), Trace(2, KILL)], None),
+        ([Trace(0, 143), Trace(1, 76, LOST)], None),
+        ([Trace(0, 1, error("TrainerError: cannot be written", 3.0)), Trace(1, 143)], "cannot be written"),
+        ([Trace(0, KILL, phase="saving", hung_s=300.5), Trace(1, 143)], "saving: no heartbeat for 300 s"),
+    ],
+)
+def test_a_run_that_was_told_to_stop_may_still_fail(traces: list[Trace], words: str | None) -> None:
+    found = despite_stop(traces)
+    assert found is None if words is None else found is not None and words in found["error"]
 
 
 def beat(rank: int, mono: float, phase: str = "training", step: int | None = 5) -> dict[str, Any]:

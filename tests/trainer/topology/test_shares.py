@@ -16,8 +16,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from faulty_runs import LIMIT_S, alive, colocated, losses, section, start
 from owners import hold_owners_to_one_that_owns_all
-from test_ranks import LIMIT_S, losses, ranks_alive, section, start
 from torch import nn
 
 from trainer import config as configs
@@ -28,6 +28,8 @@ from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
 from trainer.topology.sharing import decide, problem, share_of
 from trainer.training.optim import DrafterOptimizer, Share
+
+ALONE = colocated(1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 40])
@@ -47,20 +49,29 @@ def test_owners_of_shares_do_the_steps_of_one_that_owns_all(tmp_path: Path) -> N
 
 def test_shared_ranks_train_save_and_resume_as_one_process_does(saved_target: Path, tmp_path: Path) -> None:
     """Two ranks, then three, then one that has all; a checkpoint says nothing of how many made it."""
-    run(configs.load(section(saved_target, 1, 9)), RunFiles(tmp_path / "alone"), lambda text: None)
+    run(configs.load(section(saved_target, ALONE, 9)), RunFiles(tmp_path / "alone"), lambda text: None)
     wanted = losses(tmp_path / "alone")
     folder = tmp_path / "ranks"
     for ranks, steps, options in ((2, 4, ()), (3, 7, ("--resume", str(folder), "--allow-changes"))):
-        content = section(saved_target, ranks, steps) | {"checkpoint": {"every_steps": 2, "keep": 9}}
+        content = section(saved_target, colocated(ranks), steps) | {
+            "checkpoint": {"every_steps": 2, "keep": 9}
+        }
         content["layout"]["shard_optimizer"] = "on"
         process = start(folder, content, *options)
         text, _ = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, text
         assert "optimizer: a share on every rank: the recipe says so" in text
-        assert ranks_alive(folder) == []
+        assert alive(folder) == []
     saved = checkpoint.listed(folder / "checkpoints")
     assert saved[0].name == "step-0000007" and len(saved) >= 3
-    run(configs.load(section(saved_target, 1, 9)), RunFiles(folder), lambda text: None, None, folder, True)
+    run(
+        configs.load(section(saved_target, ALONE, 9)),
+        RunFiles(folder),
+        lambda text: None,
+        None,
+        folder,
+        True,
+    )
     assert losses(folder) == pytest.approx(wanted, rel=1e-5)
     mine, theirs = (
         checkpoint.load_drafter(each / "checkpoints" / "step-0000009")
@@ -71,7 +82,7 @@ def test_shared_ranks_train_save_and_resume_as_one_process_does(saved_target: Pa
 
 
 def test_shared_ranks_that_are_stopped_save_one_step(saved_target: Path, tmp_path: Path) -> None:
-    folder, content = tmp_path / "ranks", section(saved_target, 2, 400)
+    folder, content = tmp_path / "ranks", section(saved_target, colocated(2), 400)
     content["layout"]["shard_optimizer"] = "on"
     process = start(folder, content)
     end = time.monotonic() + LIMIT_S
@@ -87,14 +98,18 @@ def test_shared_ranks_that_are_stopped_save_one_step(saved_target: Path, tmp_pat
     assert len(losses(folder)) == step
     assert json.loads((folder / "heartbeat.json").read_text())["step"] == step
     run(
-        configs.load(section(saved_target, 1, step + 1)),
+        configs.load(section(saved_target, ALONE, step + 1)),
         RunFiles(folder),
         lambda text: None,
         None,
         folder,
         True,
     )
-    run(configs.load(section(saved_target, 1, step + 1)), RunFiles(tmp_path / "alone"), lambda text: None)
+    run(
+        configs.load(section(saved_target, ALONE, step + 1)),
+        RunFiles(tmp_path / "alone"),
+        lambda text: None,
+    )
     assert losses(folder) == pytest.approx(losses(tmp_path / "alone"), rel=1e-5)
 
 
@@ -120,7 +135,7 @@ def test_the_optimizer_is_shared_out_where_memory_is_short(
 
 
 def test_muon_and_other_topologies_are_not_shared_out(tmp_path: Path) -> None:
-    content = section(tmp_path, 2, 4)
+    content = section(tmp_path, colocated(2), 4)
     assert problem(configs.load(content)) is None
     assert share_of(configs.load(content), 1, torch.device("cpu"), None) == (None, "there is one process")
     split = configs.load(content | {"topology": "split", "layout": {}})
