@@ -5,7 +5,7 @@ Run: python -m pytest tests/trainer/test_twins.py
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,7 +14,9 @@ from test_passes import makers as makers
 from test_step import LAYERS, documents
 from torch import nn
 
+from trainer.config import Optimizer, ParameterGroup
 from trainer.data.packing import pack
+from trainer.training.optim import DrafterOptimizer
 from trainer.training.twins import Twins
 
 
@@ -40,6 +42,23 @@ def test_a_pass_with_twins_is_a_pass_under_autocast(makers: Makers) -> None:
         with torch.no_grad():
             for parameter in case.drafter.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+def test_the_next_pass_multiplies_by_what_the_optimizer_wrote(algorithm: Literal["adamw", "muon"]) -> None:
+    """torch's fused update on the CPU does not count in a weight's version."""
+    linear = nn.Linear(4, 4)
+    groups = [ParameterGroup("m", ["weight"], algorithm=algorithm), ParameterGroup("b", ["bias"])]
+    twins, optimizer = Twins(linear, torch.bfloat16), DrafterOptimizer(linear, Optimizer(0.1, groups=groups))
+    for _ in range(2):
+        before = linear.weight.detach().clone()
+        for parameter in linear.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step(1.0, torch.tensor(1.0))
+        assert not torch.equal(linear.weight, before)
+        with twins.standing_in():
+            used = linear.weight.detach().clone()
+        assert used.dtype == torch.bfloat16 and torch.equal(used, linear.weight.bfloat16())
 
 
 def test_gradients_are_the_masters_and_float32(makers: Makers) -> None:
