@@ -3,6 +3,7 @@ what the eager step gives, without waiting for the device once, in memory that d
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -61,6 +62,33 @@ def test_the_step_equals_the_eager_one(gpus: int, execution: str) -> None:
         assert torch.allclose(found[0][0].loss, found[1][0].loss, rtol=5e-3)
         for one, two in zip(found[0][1], found[1][1], strict=True):
             assert (one - two).norm() <= 0.03 * one.norm()
+
+
+@pytest.mark.parametrize("shape", ["small", "27b-sliding"])
+def test_our_attention_gives_the_step_of_flex_attention(gpus: int, shape: str) -> None:
+    """Sliding and full layers, passes, and a last pass with dead blocks."""
+    found = []
+    for attention in ("flex", "triton"):
+        section: dict[str, Any] = {
+            "target": {"path": "unused"},
+            "drafter": {"mask_token_id": 0},
+            "objective": {"anchors_per_pass": 40},
+            "attention": attention,
+        }
+        sizes, device = (
+            dataclasses.replace(SHAPES[shape], hidden=512, ffn=1024, vocabulary=8192),
+            torch.device("cuda"),
+        )
+        step = DrafterStep(
+            drafter_of(sizes, device).train(), ends_of(sizes, device), configs.load(section), 100
+        )
+        batch = batch_of(sizes, ROWS, 4096, device)
+        sums = step.gradients(batch, [draw((ROWS, 4096), 0, 0, 0).cuda()])
+        found.append((sums, [parameter.grad for parameter in step.drafter.parameters()]))
+    assert torch.allclose(found[0][0].loss, found[1][0].loss, rtol=2e-3)
+    for one, two in zip(found[0][1], found[1][1], strict=True):
+        assert one is not None and two is not None
+        assert (one - two).norm() <= 0.02 * one.norm()
 
 
 def test_the_gate_lets_a_true_graph_pass(gpus: int) -> None:

@@ -41,7 +41,10 @@ def packed(seed: int = 3, row_tokens: int = 30) -> Rows:
 
 
 def parts(
-    make_drafter: Callable[..., Drafter], make_target: Callable[..., Target], **settings: Any
+    make_drafter: Callable[..., Drafter],
+    make_target: Callable[..., Target],
+    attention: str = "dense",
+    **settings: Any,
 ) -> tuple[DrafterStep, Target, Batch, torch.Tensor]:
     config = configs.load(
         {
@@ -55,10 +58,11 @@ def parts(
     target, rows = make_target(), packed()
     states = target.states(rows.tokens, rows.positions, rows.documents)
     step = DrafterStep(make_drafter(("sliding_attention", "full_attention")), target, config, 9)
+    step.attention = attention  # what our kernels are told can be made without a GPU
     return step, target, Batch(rows, states), draw((len(rows), 30), 0, 0, 0)
 
 
-@pytest.mark.parametrize("attention", ["dense", "flex"])
+@pytest.mark.parametrize("attention", ["dense", "flex", "triton"])
 @pytest.mark.parametrize("weighting", ["decay", "dpace"])
 def test_what_is_right_passes(
     make_drafter: Callable[..., Drafter],
@@ -105,7 +109,7 @@ MASKS: dict[str, tuple[Harm, str]] = {
 }
 
 
-@pytest.mark.parametrize("attention", ["dense", "flex"])
+@pytest.mark.parametrize("attention", ["dense", "flex", "triton"])
 @pytest.mark.parametrize("name", MASKS)
 def test_a_wrong_mask_is_refused(
     make_drafter: Callable[..., Drafter],

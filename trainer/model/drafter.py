@@ -21,8 +21,11 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from trainer.model.block_attention import block_attention
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.flex import flex
+from trainer.model.spans import Spans
+from trainer.model.turn import normed_turned, runs_here
 
 MOST_SCORES = 1 << 26  # attention scores that may be held in memory at once
 KeyValue = tuple[Tensor, Tensor]  # keys rotated and normed, values; each [R, G, C, E]
@@ -55,10 +58,17 @@ class MLP(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on [R, heads, T, E] with cos and sin [R, T, E], halves paired as (first, second); in x's dtype."""
+    """RoPE on [R, T, heads, E] with cos and sin [R, T, E], halves paired as (first, second); in x's dtype."""
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
-    return (x * cos[:, None] + turned * sin[:, None]).to(x.dtype)
+    return (x * cos[:, :, None] + turned * sin[:, :, None]).to(x.dtype)
+
+
+def turned(x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries or keys [R, T, heads, E] as attention takes them: normed, then rotated."""
+    if runs_here(x):
+        return normed_turned(x, norm.weight, norm.eps, cos, sin)
+    return rotate(norm(x), cos, sin)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Tensor:
@@ -113,21 +123,26 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
     def heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        """[R, T, heads, E]."""
+        return x.unflatten(-1, (-1, self.head_dim))
 
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> KeyValue:
-        k = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
-        return rotate(k, cos, sin), self.heads(self.v_proj(x))
+        k = turned(self.heads(self.k_proj(x)), self.k_norm, cos, sin)
+        return k.transpose(1, 2), self.heads(self.v_proj(x)).transpose(1, 2)
 
     def forward(self, x: Tensor, context: KeyValue, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
-        q = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))).transpose(1, 2)
-        q = rotate(q, cos, sin)
-        own_k, own_v = self.keys_values(x, cos, sin)
-        k = torch.cat((context[0].to(own_k.dtype), own_k), dim=2)
-        v = torch.cat((context[1].to(own_v.dtype), own_v), dim=2)
-        # Under autocast a float32 x gives float32 q and k; v has the products' own dtype.
-        out = attend(q.to(v.dtype), k.to(v.dtype), v, mask, self.head_dim**-0.5)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        q = turned(self.heads(self.q_proj(x)), self.q_norm, cos, sin)
+        own = self.keys_values(x, cos, sin)
+        dtype = own[1].dtype  # under autocast a float32 x gives float32 q and k; v has the products' own
+        q = q.to(dtype)
+        k, v, own_k, own_v = (each.to(dtype) for each in (*context, *own))
+        if isinstance(mask, Spans):
+            k, v, own_k, own_v = (each.transpose(1, 2) for each in (k, v, own_k, own_v))
+            out = block_attention(q, k, v, own_k, own_v, mask, self.head_dim**-0.5)
+        else:
+            k, v = torch.cat((k, own_k), dim=2), torch.cat((v, own_v), dim=2)
+            out = attend(q.transpose(1, 2), k, v, mask, self.head_dim**-0.5).transpose(1, 2)
+        return self.o_proj(out.flatten(2))
 
 
 class Layer(nn.Module):
@@ -187,7 +202,7 @@ class Drafter(nn.Module):
             x: [R, Q, H] the target's embedding of the blocks' tokens (anchor, mask, mask, ...).
             positions: [R, Q] anchor's position + slot.
             context: from `context_keys_values`.
-            masks: one a layer; the key axis is the context, then the blocks.
+            masks: one a layer, dense, a BlockMask or Spans; the key axis is the context, then the blocks.
         """
         cos, sin = self.rope(positions, x)
         for layer, layer_context, mask in zip(self._layers(), context, masks, strict=True):

@@ -21,6 +21,7 @@ from torch import Tensor
 from trainer.data.packing import Rows
 from trainer.errors import Refused
 from trainer.model.plain_states import allowed, far, plain_states
+from trainer.model.spans import Spans, sees
 from trainer.model.target import States, Target
 from trainer.training.objective import Blocks
 from trainer.training.step import Batch, DrafterStep
@@ -114,7 +115,7 @@ def check_mask(rows: Rows, blocks: Blocks, size: int, window: int | None, mask: 
     """One layer's mask, element by element; how many elements.
 
     Args:
-        mask: [R, 1, Q, S + Q] bool, or flex attention's BlockMask.
+        mask: [R, 1, Q, S + Q] bool, flex attention's BlockMask, or our kernels' Spans.
         window: of a sliding layer; None: a full layer.
     """
     width, row_tokens = blocks.anchors.shape[1], rows.tokens.shape[1]
@@ -126,14 +127,17 @@ def check_mask(rows: Rows, blocks: Blocks, size: int, window: int | None, mask: 
     for number in chosen:
         row, block = divmod(number, width)
         queries = range(block * size, (block + 1) * size)
-        found = seen(mask, row, list(queries)).tolist()
-        for query, line in zip(queries, found, strict=True):
+        found = seen(mask, row, list(queries))
+        some, every = found.any(0).tolist(), found.all(0).tolist()
+        for query, by_some, by_every in zip(queries, some, every, strict=True):
             for key in range(keys):
                 wanted = lists.sees(row, anchors[row][block], keep[row][block], window, query, key, size)
                 looked += 1
-                if line[key] != wanted:
+                if by_some[key] != wanted or by_every[key] != wanted:
                     wrong += 1
-                    first = first or _told(row, anchors[row][block], query % size, key, row_tokens, line[key])
+                    first = first or _told(
+                        row, anchors[row][block], query % size, key, row_tokens, not wanted
+                    )
     if wrong:
         kind = "a full layer" if window is None else f"a sliding layer of window {window}"
         raise Refused(
@@ -151,9 +155,13 @@ def _told(row: int, anchor: int, slot: int, key: int, row_tokens: int, seen_ther
 
 
 def seen(mask: Any, row: int, queries: Sequence[int]) -> Tensor:
-    """[len(queries), keys] bool, on the CPU: what attention would make of a dense mask or a BlockMask."""
+    """[ways, len(queries), keys] bool, on the CPU: what attention makes of a dense mask, a BlockMask or
+    Spans, which are read in several ways.
+    """
     if isinstance(mask, Tensor):
-        return mask[row, 0, list(queries)].cpu()
+        return mask[row, :, list(queries)].cpu()
+    if isinstance(mask, Spans):
+        return sees(mask, row, queries)
     device = mask.kv_indices.device
     at = torch.tensor(queries, device=device)
     keys = torch.arange(mask.seq_lengths[1], device=device)
@@ -165,7 +173,7 @@ def seen(mask: Any, row: int, queries: Sequence[int]) -> Tensor:
     out = partly & asked
     if mask.full_kv_num_blocks is not None:
         out |= _tiles(mask.full_kv_num_blocks, mask.full_kv_indices, row)[query_tile][:, key_tile]
-    return out.cpu()
+    return out.cpu()[None]
 
 
 def _tiles(counts: Tensor, indices: Tensor, row: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, repeat
@@ -20,11 +20,15 @@ from torch.nn.functional import pad
 
 from trainer.config import TrainConfig
 from trainer.data.packing import Rows
+from trainer.errors import ConfigError
 from trainer.machine import multiplies_bfloat16
+from trainer.model.block_attention import why_not_here
 from trainer.model.drafter import Drafter, KeyValue
+from trainer.model.drafter_config import DrafterConfig
 from trainer.model.flex import flex_mask
-from trainer.model.mask import bounds, dense_mask
+from trainer.model.mask import Bounds, bounds, dense_mask
 from trainer.model.shared_context import SharedContext
+from trainer.model.spans import spans
 from trainer.model.target import States
 from trainer.training.execution import Execution
 from trainer.training.loss import Kind, Sums, head_loss
@@ -97,8 +101,8 @@ class DrafterStep:
         self.pass_count = math.ceil(width / (config.objective.anchors_per_pass or width))
         self.pass_width = math.ceil(width / self.pass_count)
         self.device, self.device_type = target.device, target.device.type
-        self.flex = config.attention == "flex" or (config.attention == "auto" and self.device_type == "cuda")
         self.compute_dtype = products_dtype(config.precision, self.device_type)
+        self.attention = attention_of(config.attention, self.device_type, self.compute_dtype, drafter.config)
         self.head = target.head_weight.to(self.compute_dtype)
         dpace = config.objective.dpace_alpha if config.objective.weighting == "dpace" else None
         self.kind = Kind(dpace, kl=config.objective.labels == "kl")
@@ -116,9 +120,16 @@ class DrafterStep:
 
     def masks(self, rows: Rows, blocks: Blocks) -> list[Any]:
         """One mask a layer; layers of one window share theirs."""
-        size, build = self.drafter.config.block_size, flex_mask if self.flex else dense_mask
+        config = self.drafter.config
+        share = config.num_attention_heads // config.num_key_value_heads
+        ways: dict[str, Callable[[Bounds], Any]] = {
+            "dense": dense_mask,
+            "flex": flex_mask,
+            "triton": partial(spans, share=share),
+        }
+        build = ways[self.attention]
         made = {
-            window: build(bounds(blocks.anchors, blocks.keep, rows.doc_start, size, window))
+            window: build(bounds(blocks.anchors, blocks.keep, rows.doc_start, config.block_size, window))
             for window in set(self.windows)
         }
         return [made[window] for window in self.windows]
@@ -256,6 +267,18 @@ class DrafterStep:
                 self.twins.gather()
         assert total is not None
         return total
+
+
+def attention_of(wish: str, device_type: str, dtype: torch.dtype, drafter: DrafterConfig) -> str:
+    """dense | flex | triton. Raises ConfigError: what is wished cannot be had here."""
+    reason = why_not_here(device_type, dtype, drafter.head_dim)
+    if wish == "auto":
+        return "dense" if device_type != "cuda" else "flex" if reason else "triton"
+    if wish == "triton" and reason:
+        raise ConfigError(
+            f"our kernels {reason}", where="train.attention: triton", next="use attention: auto"
+        )
+    return wish
 
 
 def products_dtype(precision: str, device_type: str) -> torch.dtype:

@@ -1,0 +1,78 @@
+"""RMS norm and RoPE of queries or keys as one operation on a GPU: our own kernels (turn_kernel.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROWS = 32  # heads of tokens in a tile
+PROGRAMS = 2048  # at most, of the gradients; the sum of their parts has one order
+WARPS = 2
+SIZES = (16, 32, 64, 128, 256)  # of a head
+
+
+def runs_here(x: Tensor) -> bool:
+    """Whether the kernels take these: 16-bit numbers on a GPU, heads of a size that they know."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] in SIZES
+
+
+def normed_turned(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    """rotate(x / rms(x) * weight) [R, T, heads, E] in x's dtype, computed in float32 throughout.
+
+    Args:
+        x: [R, T, heads, E]. weight: [E]. cos, sin: [R, T, E] float32.
+    """
+    made: Tensor = _turn(x.contiguous(), weight, cos.contiguous(), sin.contiguous(), eps)
+    return made
+
+
+def _shape(x: Tensor) -> dict[str, int]:
+    return {"HEADS": x.shape[-2], "SIZE": x.shape[-1], "ROWS": ROWS, "num_warps": WARPS}
+
+
+@torch.library.custom_op("dflash::normed_turned", mutates_args=())
+def _turn(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    from trainer.model import turn_kernel
+
+    y, rows = torch.empty_like(x), x.numel() // x.shape[-1]
+    turn_kernel.forward[(-(-rows // ROWS),)](x, weight, cos, sin, y, rows, eps, **_shape(x))
+    return y
+
+
+@_turn.register_fake
+def _(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("dflash::normed_turned_backward", mutates_args=())
+def _gradients(
+    d_y: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    from trainer.model import turn_kernel
+
+    d_x, rows = torch.empty_like(x), x.numel() // x.shape[-1]
+    programs = min(PROGRAMS, -(-rows // ROWS))
+    parts = x.new_empty(programs, x.shape[-1], dtype=torch.float32)
+    turn_kernel.gradients[(programs,)](
+        x, weight, cos, sin, d_y.contiguous(), d_x, parts, rows, eps, **_shape(x)
+    )
+    return d_x, parts.sum(0).to(weight.dtype)
+
+
+@_gradients.register_fake
+def _(d_y: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
+    return *_gradients(d_y, *ctx.saved_tensors, ctx.eps), None, None, None
+
+
+_turn.register_autograd(_backward, setup_context=_keep)
