@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trainer.model.accumulate import accumulate
 from trainer.model.drafter import KeyValue
 
 
@@ -27,19 +28,17 @@ class SharedContext:
         return list(zip(self._leaves[::2], self._leaves[1::2], strict=True))
 
     def gather(self) -> None:
-        """Add what the last backward left. The sum of several passes is float32 at least: added in bfloat16,
-        the later of many passes would be lost to rounding.
-        """
+        """Add what the last backward left: one pass's as it came, the sum of several in float32 at least."""
         found = []
         for leaf in self._leaves:
             assert leaf.grad is not None  # every layer's attention reads its context, even for dead blocks
             found.append(leaf.grad)
             leaf.grad = None
-        if self._sums:
-            wide = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in self._sums]
-            self._sums = [total.add_(each) for total, each in zip(wide, found, strict=True)]
-        else:
+        if not self._sums:
             self._sums = found
+            return
+        wide = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in self._sums]
+        self._sums = [accumulate(total, each) for total, each in zip(wide, found, strict=True)]
 
     def push(self) -> None:
         """Backward through the context's own graph, into the drafter's parameters."""

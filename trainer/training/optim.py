@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainer.config import Optimizer as OptimizerSection
 from trainer.config import ParameterGroup
 from trainer.errors import ConfigError
+from trainer.training.adamw import AdamW
 from trainer.training.groups import assign_groups
 
 
@@ -99,7 +100,7 @@ class DrafterOptimizer:
         members = [m for m, each in zip(self.masters, self.assigned, strict=True) if each.group is group]
         if group.algorithm == "adamw":
             device = members[0].device
-            return torch.optim.AdamW(
+            return AdamW(
                 members,
                 lr=torch.tensor(section.lr, device=device),  # float32, as the weights are
                 capturable=device.type == "cuda",
@@ -220,10 +221,10 @@ class DrafterOptimizer:
             divisor = divisor / (self.section.clip / (norm + 1e-6)).clamp(max=1.0)
         bad = ~norm.isfinite()
         for algorithm in self.algorithms:
-            if isinstance(algorithm, torch.optim.AdamW):
+            if isinstance(algorithm, AdamW):
                 # What a GradScaler tells its optimizer: the fused update divides by the one, and leaves all
                 # as it is where the other is not 0.
-                algorithm.grad_scale, algorithm.found_inf = divisor, bad.float()  # type: ignore[attr-defined]
+                algorithm.grad_scale, algorithm.found_inf = divisor, bad.float()
                 algorithm.step()
             else:
                 _step_unless(bad, divisor, algorithm)

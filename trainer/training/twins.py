@@ -4,6 +4,9 @@ Masters stay float32. Inside `standing_in` each of them is replaced in its modul
 dtype, so that every pass multiplies by the same copy; what a pass's backward leaves in the twins is added to
 the masters' float32 gradients before the next pass. The values are those of autocast, which casts each weight
 anew for every pass; norms keep their float32 weights, as under autocast.
+
+Whoever writes a master and its twin at once (adamw.py) says so with `keeps_up`, and spares the cast. Any
+other change of a master, which torch counts in its version, is found out.
 """
 
 from __future__ import annotations
@@ -12,7 +15,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from trainer.model.accumulate import accumulate
+
+
+def twin_of(master: Tensor) -> nn.Parameter | None:
+    """The twin that was made last."""
+    return getattr(master, "twin", None)
+
+
+def keeps_up(master: Tensor) -> None:
+    """The master's twin has its present values."""
+    master.twin.version = master._version  # type: ignore[attr-defined]
 
 
 class Twins:
@@ -23,15 +38,24 @@ class Twins:
         for module in drafter.modules():
             for name, master in module.named_parameters(recurse=False):
                 if isinstance(module, nn.Linear) and master.dtype != dtype:
-                    self._places.append((module, name, master, nn.Parameter(master.detach().to(dtype))))
+                    twin = nn.Parameter(master.detach().to(dtype))
+                    master.twin = twin  # type: ignore[attr-defined]
+                    keeps_up(master)
+                    self._places.append((module, name, master, twin))
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
         """The twins, with the masters' present values, take the masters' places."""
-        if self._places:
-            _, _, masters, twins = zip(*self._places, strict=True)
+        # A graph that is being captured has the cast in it: nobody asks for versions when it is replayed.
+        graph = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        places = [(master, twin) for _, _, master, twin in self._places]
+        stale = [(one, twin) for one, twin in places if graph or twin.version != one._version]  # type: ignore[attr-defined]
+        if stale:
+            masters, twins = zip(*stale, strict=True)
             with torch.no_grad():
                 torch._foreach_copy_(twins, masters)
+            for master, twin in stale:
+                twin.version = master._version  # type: ignore[attr-defined]
         try:
             for module, name, _, twin in self._places:
                 module._parameters[name] = twin
@@ -45,8 +69,4 @@ class Twins:
         """Add the gradients that a backward left in the twins to the masters'."""
         for _, _, master, twin in self._places:
             if twin.grad is not None:
-                if master.grad is None:
-                    master.grad = twin.grad.to(master.dtype)
-                else:
-                    master.grad.add_(twin.grad)
-                twin.grad = None
+                master.grad, twin.grad = accumulate(master.grad, twin.grad), None

@@ -1,0 +1,64 @@
+"""Our Triton kernels by Triton's interpreter beside float64 arithmetic, gradients included; and that they
+compile for the GPUs in use. Neither needs a GPU.
+
+Run: python -m pytest tests/trainer/test_triton_kernels.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unproven import did_not_run
+
+
+def output_of(program: str, **env: str) -> Any:
+    """The last line that a program beside this file prints, from JSON."""
+    if importlib.util.find_spec("triton") is None:
+        did_not_run("triton is not installed: pip install -c constraints.txt triton")
+    path = Path(__file__).with_name(program)
+    there = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **env}
+    done = subprocess.run([sys.executable, str(path)], env=there, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("program", "cases"), [("attention_by_interpreter.py", 15), ("turn_by_interpreter.py", 4)]
+)
+def test_output_and_gradients_equal_float64(program: str, cases: int) -> None:
+    found = output_of(program, TRITON_INTERPRET="1")
+    assert len(found) == cases
+    for case in found:
+        most = 3e-3 if case["dtype"] == "torch.float16" else 2e-6
+        assert all(error <= most for error in case["errors"].values()), case
+
+
+def test_adamw_equals_torchs_and_keeps_the_twins() -> None:
+    found = output_of("adamw_by_interpreter.py", TRITON_INTERPRET="1")
+    assert found["error"] < 5e-7 and found["stale"] == 0 and found["followed"]
+    assert found["counts"] == [4.0] * 4  # one of five steps was bad
+    assert found["sums"] == 0.0
+
+
+def test_they_compile_for_a_gpu() -> None:
+    """With the sizes, warps and stages of real runs: what the interpreter lets pass, a compiler may not."""
+    found = output_of("kernels_compiled.py")
+    assert set(found) == {
+        "forward",
+        "query_gradients",
+        "key_gradients",
+        "turn",
+        "turn back",
+        "errors",
+        "update",
+        "add",
+    }
+    for name, shared in found.items():
+        assert shared <= 227 * 1024, name  # bytes of a program, of those that an H100 or H200 gives out

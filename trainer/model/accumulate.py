@@ -1,0 +1,36 @@
+"""Gradients of several passes added up in float32, whatever they come in: added in bfloat16, those of later
+passes would be lost to rounding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK = 2048
+LEAST = 1 << 20  # elements, below which a launch of ours costs more time than it saves
+
+
+def accumulate(total: Tensor | None, part: Tensor) -> Tensor:
+    """`total` with `part` added in place; a new sum of it where there is none. float32 at least."""
+    wide = torch.promote_types(part.dtype, torch.float32)
+    if part.is_cuda and part.numel() >= LEAST and part.dtype in (torch.bfloat16, torch.float16):
+        made = torch.empty_like(part, dtype=wide) if total is None else total
+        if _alike(made, part):
+            return add_by_kernel(made, part, first=total is None)
+    return part.to(wide) if total is None else total.add_(part)
+
+
+def add_by_kernel(total: Tensor, part: Tensor, first: bool) -> Tensor:
+    """Both lie in memory without holes, in the same order of elements."""
+    from trainer.model import accumulate_kernel
+
+    elements = part.numel()
+    accumulate_kernel.add[(-(-elements // BLOCK),)](total, part, elements, BLOCK=BLOCK, FIRST=first)
+    torch.autograd.graph.increment_version(total)
+    return total
+
+
+def _alike(total: Tensor, part: Tensor) -> bool:
+    dense = part.is_contiguous() or (part.dim() == 4 and part.transpose(1, 2).is_contiguous())
+    return dense and total.stride() == part.stride() and total.dtype == torch.float32
