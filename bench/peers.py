@@ -19,6 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +51,32 @@ def ours(settings: Settings) -> Peer:
 
 
 Make = Callable[[Settings], Peer]
-PEERS: dict[str, Make] = {"ours": ours, "speculators": speculators, "specforge": specforge}
+PEERS: dict[str, Make] = {
+    "ours": ours,
+    "speculators": speculators,
+    "speculators/bf16": partial(speculators, narrow=True),
+    "specforge": specforge,
+}
 
 
 class Failed(str):
     """Why one gave no figures, where that is neither its absence nor the device's memory."""
 
 
-def entrants(settings: Settings) -> dict[str, tuple[Make, Settings]]:
-    """Who is measured, each with all rows at once; and SpecForge by fewer, where that is wished."""
+def entrants(settings: Settings, who: list[str] | None = None) -> dict[str, tuple[Make, Settings]]:
+    """Who is measured, each with all rows at once; and SpecForge by fewer, where that is wished.
+
+    Args:
+        who: only these.
+    """
     whole = replace(settings, micro_rows=None)
     found = {name: (make, whole) for name, make in PEERS.items()}
     if settings.micro_rows:
         found[f"specforge/{settings.micro_rows}"] = (specforge, settings)
-    return found
+    unknown = [name for name in who or [] if name not in found]
+    if unknown:
+        sys.exit(f"error: --who: {', '.join(unknown)}: not among {', '.join(found)}")
+    return {name: each for name, each in found.items() if who is None or name in who}
 
 
 def measured(make: Make, settings: Settings) -> dict[str, Any] | str:
@@ -95,7 +108,7 @@ def measured(make: Make, settings: Settings) -> dict[str, Any] | str:
 
 def ratios(found: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Ours over each other one that ran: tok/s (more is better), and peak memory (less is better)."""
-    mine, made = found["ours"], {}
+    mine, made = found.get("ours", "left out"), {}
     for name, theirs in found.items():
         if name == "ours" or isinstance(theirs, str) or isinstance(mine, str):
             continue
@@ -108,10 +121,10 @@ def ratios(found: dict[str, Any]) -> dict[str, dict[str, float]]:
 def line(name: str, figures: dict[str, Any] | str) -> str:
     """Of the table."""
     if isinstance(figures, str):
-        return f"{name:<12} DID NOT RUN: {figures}"
+        return f"{name:<16} DID NOT RUN: {figures}"
     peak = "-" if figures["peak_gib"] is None else f"{figures['peak_gib']:.1f}"
     rate = f"{figures['ms']:>10,.1f} {figures['context_tok_s']:>14,.0f}"
-    return f"{name:<12} {figures['anchors']:>8,} {rate} {peak:>9}"
+    return f"{name:<16} {figures['anchors']:>8,} {rate} {peak:>9}"
 
 
 def main() -> None:
@@ -125,14 +138,16 @@ def main() -> None:
     parser.add_argument("--execution", choices=["eager", "compiled", "captured"], default="eager")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--who", help="names of the table, with commas; left out: all")
     given = vars(parser.parse_args())
+    who = given.pop("who")
     settings = Settings(**given)
     settings = replace(settings, precision="bfloat16" if settings.where.type == "cuda" else "float32")
     if wrong := problems(settings):
         sys.exit("error: " + "; ".join(wrong))
-    print(f"{'who':<12} {'anchors':>8} {'ms':>10} {'context tok/s':>14} {'peak GiB':>9}", flush=True)
+    print(f"{'who':<16} {'anchors':>8} {'ms':>10} {'context tok/s':>14} {'peak GiB':>9}", flush=True)
     found: dict[str, Any] = {}
-    for name, entrant in entrants(settings).items():
+    for name, entrant in entrants(settings, who and who.split(",")).items():
         found[name] = measured(*entrant)
         print(line(name, found[name]), flush=True)  # whoever cuts this program short has what was measured
     compared = ratios(found)

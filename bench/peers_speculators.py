@@ -22,9 +22,13 @@ def mended_autotuners() -> None:
             kernel.configs = copy.deepcopy(kernel.configs)
 
 
-def speculators(settings: Settings) -> Peer:
+def speculators(settings: Settings, narrow: bool = False) -> Peer:
     """It reads one packed row, so our rows are that row's documents. It also projects the target's logits,
     for labels.
+
+    Args:
+        narrow: on a GPU bfloat16 weights, copies of the optimizer's float32 ones, instead of float32 under
+            autocast: less memory, and no cast of a weight in the step.
     """
     if importlib.util.find_spec("speculators") is None:
         raise Absent("not installed: pip install --no-deps speculators==0.9.0")
@@ -45,6 +49,8 @@ def speculators(settings: Settings) -> Peer:
     )
     with device:
         model = package.DFlashDraftModel(config).train()
+    if narrow and gpu:
+        model = model.to(torch.bfloat16)
     for name, parameter in model.named_parameters():
         owned = ("embed_tokens", "lm_head", "verifier_lm_head", "verifier_norm")
         parameter.requires_grad = not name.startswith(owned)
@@ -79,4 +85,4 @@ def speculators(settings: Settings) -> Peer:
         loss.backward()
 
     _, kept = core.select_anchors(supervised, width, shape.block)
-    return Peer(updated(model, backward), int(kept.sum()))
+    return Peer(updated(model, backward, masters=narrow), int(kept.sum()))

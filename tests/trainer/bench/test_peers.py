@@ -74,7 +74,7 @@ def test_all_run_beside_each_other_and_who_does_not_is_named() -> None:
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.strip().splitlines()[-1])
-    there = ["ours", "speculators", *(["specforge"] if importable("specforge") else [])]
+    there = ["ours", "speculators", "speculators/bf16", *(["specforge"] if importable("specforge") else [])]
     for name in there:
         found = figures["found"][name]
         assert found["context_tok_s"] == pytest.approx(128 / found["ms"] * 1e3)
@@ -83,7 +83,7 @@ def test_all_run_beside_each_other_and_who_does_not_is_named() -> None:
         ratio = figures["found"][name]["ms"] / figures["found"]["ours"]["ms"]
         assert figures["ours_over"][name]["context_tok_s"] == pytest.approx(ratio)
     if "specforge" not in there:
-        assert f"specforge    DID NOT RUN: {ABSENT}" in done.stdout
+        assert f"specforge        DID NOT RUN: {ABSENT}" in done.stdout
 
 
 @pytest.mark.parametrize("micro_rows", [None, 2])
@@ -160,7 +160,7 @@ def test_one_that_fails_takes_nobody_along_and_is_no_success(
     with pytest.raises(SystemExit) as ended:
         program.main()
     told = capsys.readouterr()
-    assert ended.value.code == 1 and "other        DID NOT RUN: ValueError: its own fault\n" in told.out
+    assert ended.value.code == 1 and "other            DID NOT RUN: ValueError: its own fault\n" in told.out
     found = json.loads(told.out.strip().splitlines()[-1])["found"]
     assert found["ours"]["anchors"] == 24 and found["other"] == "ValueError: its own fault"
     assert "Traceback" in told.err
@@ -170,9 +170,15 @@ def test_specforge_is_measured_with_all_rows_and_with_as_many_as_wished(program:
     def rows(entrants: dict[str, Any]) -> dict[str, int | None]:
         return {name: asked.micro_rows for name, (_, asked) in entrants.items()}
 
-    each = {"ours": None, "speculators": None, "specforge": None}
+    each = {"ours": None, "speculators": None, "speculators/bf16": None, "specforge": None}
     assert rows(program.entrants(settings())) == each
     assert rows(program.entrants(settings(micro_rows=2))) == {**each, "specforge/2": 2}
+    assert rows(program.entrants(settings(micro_rows=2), ["ours", "specforge/2"])) == {
+        "ours": None,
+        "specforge/2": 2,
+    }
+    with pytest.raises(SystemExit, match="--who: nobody: not among ours, speculators, "):
+        program.entrants(settings(), ["ours", "nobody"])
 
 
 def test_float32_masters_take_steps_that_bfloat16_weights_would_lose(program: Any) -> None:
