@@ -28,6 +28,7 @@ from trainer.bench.flops import (
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
 from trainer.model.flex import flex_mask
 from trainer.model.mask import bounds, dense_mask, mask_mod
+from trainer.model.spans import spans
 from trainer.model.tiles import tile_map
 from trainer.training.compiled import where_it_pays
 from trainer.training.loss import Kind, chunk_tokens, head_loss
@@ -211,7 +212,9 @@ def bench_loss(settings: Settings) -> dict[str, Any]:
 
 
 def bench_mask(settings: Settings) -> dict[str, Any]:
-    """The block mask by arithmetic beside torch's own, which asks about every element, and the dense one."""
+    """What our kernels walk over and flex attention's tiles, both by arithmetic, beside torch's own block
+    mask, which asks about every element, and the dense one.
+    """
     shape, device = SHAPES[settings.shape], settings.where
     batch = batch_of(shape, settings.rows, settings.row_tokens, device)
     uniform = draw((settings.rows, settings.row_tokens), 0, 0, 0).to(device)
@@ -223,6 +226,7 @@ def bench_mask(settings: Settings) -> dict[str, Any]:
         rule = bounds(anchors, keep, batch.rows.doc_start, shape.block, window)
         create = partial(where_it_pays(create_block_mask, anchors), mask_mod(rule), settings.rows, None)
         ways: dict[str, Callable[[], object]] = {
+            "spans": partial(spans, rule, shape.heads // shape.key_value_heads),
             "tiles": partial(flex_mask, rule),
             "torch": partial(create, queries, keys, device=device.type),
         }
