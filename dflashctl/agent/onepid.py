@@ -10,7 +10,7 @@ from typing import Any, Dict
 from . import AgentError, kin, proc
 from .hostfacts import user_name
 from .insidefacts import run_of_pid
-from .signals import send_signal
+from .signals import tell_to_end
 
 KILL_S = 5.0
 POLL_S = 0.05
@@ -57,7 +57,7 @@ def stop_process(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     signalled = []
     for number, within_s in ((signal.SIGTERM, float(request["grace_s"])), (signal.SIGKILL, KILL_S)):
         try:
-            if send_signal(identity, number):
+            if tell_to_end(identity, number):
                 signalled.append(number.name)
         except PermissionError as error:
             raise AgentError("not_ours", "pid %d: %s" % (identity[0], error)) from None

@@ -13,15 +13,8 @@ def send_signal(identity: proc.Identity, number: int) -> bool:
 
     With pidfd (Linux 5.3, Python 3.9) the pid cannot be given out again between check and signal; elsewhere
     the check comes directly before the signal. Raises PermissionError. Never signals a group, pid 0, pid 1
-    or the caller. SIGTERM is followed by SIGCONT: who was stopped must wake to hear it.
+    or the caller.
     """
-    reached = _send(identity, number)
-    if reached and number == signal.SIGTERM:
-        _send(identity, signal.SIGCONT)
-    return reached
-
-
-def _send(identity: proc.Identity, number: int) -> bool:
     pid = identity[0]
     if pid <= 1 or pid == os.getpid():
         raise ValueError("refusing to signal pid %d" % pid)
@@ -42,6 +35,16 @@ def _send(identity: proc.Identity, number: int) -> bool:
     finally:
         os.close(handle)
     return True
+
+
+def tell_to_end(identity: proc.Identity, number: int) -> bool:
+    """SIGTERM or SIGKILL, as `send_signal` sends it; after SIGTERM SIGCONT, for who is stopped by a signal
+    does not hear it otherwise.
+    """
+    reached = send_signal(identity, number)
+    if reached and number == signal.SIGTERM:
+        send_signal(identity, signal.SIGCONT)
+    return reached
 
 
 def _check_then_kill(identity: proc.Identity, number: int) -> bool:

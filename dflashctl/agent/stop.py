@@ -19,7 +19,7 @@ from . import cgroup, kin, proc
 from .ending import exit_body
 from .pick import not_found
 from .runfolder import RunFolder, list_runs
-from .signals import send_signal
+from .signals import tell_to_end
 from .spawn import find_supervisor
 
 KILL_S = 10.0  # what KILL has not ended by then sleeps in the kernel (state D) and cannot be ended
@@ -62,7 +62,7 @@ class Stop:
         supervisor = self.supervisor()
         if supervisor is not None and supervisor.pid not in self.spared:
             try:
-                if send_signal(supervisor.identity, signal.SIGTERM):
+                if tell_to_end(supervisor.identity, signal.SIGTERM):
                     return self.grace_s + HELP_S
             except OSError as error:
                 self.problem(supervisor, error)
@@ -99,7 +99,7 @@ class Stop:
         reached = []
         for process in members:
             try:
-                if send_signal(process.identity, number):
+                if tell_to_end(process.identity, number):
                     reached.append(process.pid)
             except OSError as error:
                 self.problem(process, error)

@@ -25,7 +25,7 @@ from .lastword import failed_to_start, remove_if_empty, write_exit
 from .logindex import LogIndex
 from .oom import during, oom_kills
 from .runfolder import RunFolder
-from .signals import send_signal
+from .signals import send_signal, tell_to_end
 
 TICK_S = 0.5  # an ending family is looked at this often; a child's end wakes the loop at once
 SAMPLE_S = 2.0
@@ -216,7 +216,7 @@ class Supervisor:
         reached = []
         for process in members:
             try:
-                if send_signal(process.identity, number):
+                if tell_to_end(process.identity, number):
                     reached.append(process.pid)
             except OSError as error:
                 self.note("note", text="signal %d to pid %d: %s" % (number, process.pid, error))

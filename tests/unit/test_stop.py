@@ -263,7 +263,7 @@ def test_who_cannot_be_signalled_is_named(
     def refused(identity: proc.Identity, number: int) -> bool:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(stop, "send_signal", refused)
+    monkeypatch.setattr(stop, "tell_to_end", refused)
     monkeypatch.setattr(stop.cgroup, "kill", lambda group: False)
     monkeypatch.setattr(stop, "KILL_S", 0.3)
     told = box.stop("t")
