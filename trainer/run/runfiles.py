@@ -93,12 +93,16 @@ class RunFiles:
 
     def stepped(self, step: int) -> None:
         """A training step is done."""
+        self._count(step)
+        self.beat()
+
+    def _count(self, step: int) -> None:
+        """The step, and the time that it took."""
         now = time.monotonic()
         if self._last_step_at is not None:
             self._step_times.append(now - self._last_step_at)
         self._last_step_at = now
         self.step = step
-        self.beat()
 
     def beat(self, force: bool = False) -> None:
         """Say that the main thread is alive; cheap enough for inner loops.

@@ -30,11 +30,12 @@ class WatchedFiles(RunFiles):
         self._pulse.give(self._sign(now))
         super()._write_heartbeat(now)
 
-    def stepped(self, step: int) -> None:
-        """See `RunFiles`. The launcher hears of every step, so it knows in which one a process was ended."""
-        self.step = step
+    def _count(self, step: int) -> None:
+        """See `RunFiles`. The launcher hears of every step, so it knows in which one a process was ended; and
+        of its time, which sets the deadline: the next beat may come after the hang.
+        """
+        super()._count(step)
         self._pulse.give(self._sign(time.monotonic()))
-        super().stepped(step)
 
     def leave(self) -> None:
         """The last thing that the process does."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.run.runfiles import DEADLINE_S
+from trainer.run.runfiles import DEADLINE_S, UNTIMED
 from trainer.topology.pulse import RECORD, VARIABLE, Pulse, Pulses, Quiet, Sign
 from trainer.topology.rank import RankFiles
 
@@ -65,6 +65,18 @@ def test_a_rank_gives_signs_though_its_files_cannot_be_written(
     assert (sign["phase"], sign["pid"]) == ("evaluating", os.getpid())
     assert sign["deadline_s"] == DEADLINE_S["evaluating"]
     assert "heartbeat.json cannot be written" in capsys.readouterr().err
+
+
+def test_the_launcher_hears_of_a_step_together_with_the_deadline_that_it_sets(
+    pulses: Pulses, tmp_path: Path
+) -> None:
+    """Steps are faster than beats, and the next beat may never come."""
+    files = RankFiles(tmp_path, 1)
+    files.enter("training")
+    files.stepped(1)  # not timed: when it began is not known
+    assert (pulses.read()[1]["step"], pulses.read()[1]["deadline_s"]) == (1, UNTIMED * DEADLINE_S["training"])
+    files.stepped(2)
+    assert (pulses.read()[1]["step"], pulses.read()[1]["deadline_s"]) == (2, DEADLINE_S["training"])
 
 
 def sign(mono: float, deadline_s: float = 60.0) -> Sign:
