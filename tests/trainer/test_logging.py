@@ -6,9 +6,12 @@ Run: python -m pytest tests/trainer/test_logging.py
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from trainer import config as configs
 from trainer.config import Logging
 from trainer.run.console import Plain, Standing, Terminal, duration, for_stdout
 from trainer.run.runfiles import RunFiles
-from trainer.run.trackers import Trackers, scalars
+from trainer.run.trackers import Trackers, scalars, threw
 from trainer.run.train import run
 
 STANDING = Standing(
@@ -193,6 +196,51 @@ def test_a_service_that_never_finishes_does_not_hold_up_the_run(
     never.set()
     assert "WARNING: wandb did not finish within 0 s and is left alone" in said
     assert [call[0] for call in service.calls] == ["init", *["log"] * 4]
+
+
+def test_a_tracker_whose_own_thread_fails_is_left_out_and_ends_nothing(tmp_path: Path) -> None:
+    """TensorBoard writes in a thread of its own: when the disk fills up, it is that thread that fails."""
+    program = (
+        "import resource, threading, time\nfrom pathlib import Path\n"
+        "from trainer.config import Logging\nfrom trainer.run.runfiles import RunFiles\n"
+        "from trainer.run.trackers import Trackers\n"
+        f"folder = Path({str(tmp_path)!r})\nfiles = RunFiles(folder)\nfiles.listen()\n"
+        "trackers = Trackers(Logging(trackers=['tensorboard']), folder, {}, print)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"
+        "deadline, step = time.monotonic() + 60, 0\n"
+        "while trackers.names and time.monotonic() < deadline:\n"
+        "    step += 1\n    trackers.log({'loss': 1.0}, step)\n"
+        "trackers.close()\n"
+        "for thread in threading.enumerate():\n"
+        "    if type(thread).__name__ == '_AsyncWriterThread': thread.join(60)\n"
+        "print('trained on')\n"
+    )
+    there = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program], env=there, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *_, left_out, last = done.stdout.splitlines()
+    assert left_out.startswith("WARNING: tensorboard failed and is left out from now on: ")
+    assert "File too large" in left_out and last == "trained on"
+    assert done.stderr.count("of a tracker failed; the run goes on") == 1
+    assert not (tmp_path / "root_cause.json").exists()
+
+
+def test_a_thread_of_ours_that_fails_in_a_trackers_code_is_ours() -> None:
+    def fails() -> None:
+        raise OSError("its own")
+
+    def calls(work: Callable[[], None]) -> None:
+        work()
+
+    theirs = types.FunctionType(fails.__code__, {"__name__": "wandb.sdk"})
+    ours = types.FunctionType(calls.__code__, {"__name__": "trainer.topology.crew"})
+    for work, of_a_tracker in ((theirs, True), (lambda: ours(theirs), False)):
+        with pytest.raises(OSError, match="its own") as caught:
+            work()
+        assert threw(caught.value) is of_a_tracker
+    with pytest.raises(ZeroDivisionError) as stranger:
+        _ = 1 / 0
+    assert not threw(stranger.value)
 
 
 def test_an_unknown_tracker_is_refused() -> None:

@@ -27,6 +27,7 @@ from trainer.errors import Stopped, TrainerError
 from trainer.failures import KnownFailure
 from trainer.machine import process_start
 from trainer.run.stopping import StopSignals
+from trainer.run.trackers import threw
 from trainer.run.writing import Reserve, append_line, to_log, write_json
 
 PHASES = ("loading", "data", "compiling", "training", "evaluating", "saving", "done")
@@ -278,8 +279,8 @@ class RunFiles:
         return known
 
     def listen(self) -> None:
-        """From now on SIGTERM and SIGINT end the run at its next `beat`, and an exception in any thread at
-        once. Room for the root cause is kept on the disk.
+        """From now on SIGTERM and SIGINT end the run at its next `beat`, and an exception in any thread but a
+        tracker's at once. Room for the root cause is kept on the disk.
 
         A second signal, two seconds later or more, ends the process immediately. SIGUSR1 ends nothing:
         faulthandler writes all threads' stacks into `stacks-<pid>.txt` in the run's folder, also while Python
@@ -297,8 +298,11 @@ class RunFiles:
         error = details.exc_value
         if error is None or isinstance(error, SystemExit):
             return
-        known = self.fail(error)
         name = details.thread.name if details.thread else "?"
+        if threw(error):
+            to_log(f"WARNING: thread {name} of a tracker failed; the run goes on: {error}\n")
+            return
+        known = self.fail(error)
         text = "".join(traceback.format_exception(error))
         to_log(f"thread {name} failed; the run ends\n{text}{failures.words(known)}\n")
         # Not sys.exit: that would end this thread only, and wait for others at the interpreter's exit.

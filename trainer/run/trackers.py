@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,6 +76,15 @@ KINDS: dict[str, type[TensorBoard | Service]] = {
     "wandb": Wandb,
     "trackio": Trackio,
 }
+
+
+def threw(error: BaseException) -> bool:
+    """Whether this ended a thread of a tracker's own: its code was running, and none of ours. The tracker
+    raises it again when it is next told something, and is left out then.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    packages = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames}
+    return __package__.partition(".")[0] not in packages and not packages.isdisjoint(KINDS)
 
 
 def scalars(metrics: dict[str, Any]) -> dict[str, float]:
