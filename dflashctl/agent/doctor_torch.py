@@ -1,4 +1,4 @@
-"""The child that imports torch for `doctor`: packages, CUDA driver, torch; each told as soon as it is known.
+"""The child that imports torch for `doctor`: packages, C compiler, CUDA driver, torch; each told once known.
 
 Run as `python -c SOURCE` in the environment of a run. No CUDA context is made: the driver is asked through
 its own library (cuInit, cuDeviceCanAccessPeer), and torch only counts. So no memory is taken from a run.
@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import shutil
+import subprocess
 import sys
+import sysconfig
 import time
 from typing import Any, Dict
 
@@ -20,13 +24,15 @@ NAMES = (
     "flash-linear-attention",
     "causal-conv1d",
 )
+COMPILER_S = 10.0
 # CUdevice_attribute of cuda.h.
 COMPUTE_MODE, UNIFIED_ADDRESSING, MAJOR, MINOR, IPC_EVENTS = 20, 41, 75, 76, 125
 
 
 def main() -> None:
     """Print one `DOCTOR {json}` line a step."""
-    for step, look in (("packages", packages), ("cuda", cuda), ("torch", look_at_torch)):
+    steps = (("packages", packages), ("compiler", compiler), ("cuda", cuda), ("torch", look_at_torch))
+    for step, look in steps:
         facts = look()
         facts["step"] = step
         print("DOCTOR " + json.dumps(facts), flush=True)
@@ -43,6 +49,38 @@ def packages() -> Dict[str, Any]:
         except metadata.PackageNotFoundError:
             versions[name] = None
     return {"versions": versions, "executable": sys.executable}
+
+
+def compiler() -> Dict[str, Any]:
+    """{"command": as Triton would call it|null, "found", "problem": its first error|"", "python": [3, 12]}.
+
+    Triton takes CC, else clang or gcc, with the headers of this Python. Nothing is written: only
+    the syntax of what it includes is looked at.
+    """
+    named = os.environ.get("CC")
+    command = named or shutil.which("gcc") or shutil.which("clang")
+    answer = {"command": command, "found": False, "problem": "", "python": list(sys.version_info[:2])}
+    if command is None or shutil.which(command) is None:
+        return answer
+    answer["found"] = True
+    scheme = "posix_prefix" if os.name == "posix" else os.name  # as Triton: not Debian's posix_local
+    include = sysconfig.get_path("include", scheme)
+    try:
+        done = subprocess.run(
+            [command, "-fsyntax-only", "-x", "c", "-I" + include, "-"],
+            input=b"#include <stdlib.h>\n#include <dlfcn.h>\n#include <Python.h>\n",
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=COMPILER_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        answer["problem"] = str(error)[:300]
+        return answer
+    if done.returncode:
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        errors = [line for line in lines if "error" in line] or lines or ["exit code %d" % done.returncode]
+        answer["problem"] = errors[0][:300]
+    return answer
 
 
 def cuda() -> Dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dflashctl.config.hosts import Host
 from dflashctl.doctor import (
+    rules_compiler,
     rules_contact,
     rules_container,
     rules_cuda,
@@ -83,6 +84,7 @@ CHECKS = (
     Check("Python", "software", rules_cuda.python),
     Check("packages", "software", rules_cuda.packages, ("inside",)),
     Check("torch", "software", rules_cuda.torch, ("inside",)),
+    Check("compiler", "software", rules_compiler.compiler, ("inside",)),
 )
 
 

@@ -154,5 +154,5 @@ class Facts:
         return mapping(mapping(self.inside).get("torch"))
 
     def said(self, step: str) -> Mapping[str, Any]:
-        """What the child told at a step: packages, cuda, torch."""
+        """What the child told at a step: packages, compiler, cuda, torch."""
         return mapping(mapping(self.torch.get("said")).get(step))

@@ -68,7 +68,7 @@ def packages(facts: Facts) -> Finding:
     if old:
         wants = ", ".join(f"{name} {'.'.join(map(str, LEAST[name]))}" for name in old)
         return failure(f"too old: {shown}", f"the trainer needs at least {wants}", extra)
-    if not _for_gpus(facts):
+    if not for_gpus(facts):
         return ok(f"{shown} (a build for CPUs)")
     slow = [name for name in FOR_GPUS if not text(versions.get(name))]
     if slow:
@@ -83,7 +83,7 @@ def version_of(words: str) -> tuple[int, ...]:
     return tuple(int(each) for each in match[0].split(".")) if match else ()
 
 
-def _for_gpus(facts: Facts) -> bool:
+def for_gpus(facts: Facts) -> bool:
     """Whether the installed torch is a build for GPUs; unknown counts as yes."""
     said = facts.said("torch")
     return not said or bool(said.get("cuda"))

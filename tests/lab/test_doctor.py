@@ -96,7 +96,19 @@ def test_a_lab_that_is_well_and_nothing_of_it_changes(
     assert files(*parts) == before
     assert report.left_out == () and len(report.lines) == len(CHECKS)
     # What the machine below has too little of may be told; the lab itself is well.
-    machine = {"ssh", "/dev/shm", "disk", "inodes", "memory", "ulimits", "Python", "packages", "torch", "Xid"}
+    machine = {
+        "ssh",
+        "/dev/shm",
+        "disk",
+        "inodes",
+        "memory",
+        "ulimits",
+        "Python",
+        "packages",
+        "torch",
+        "compiler",
+        "Xid",
+    }
     found = {name: (each.status, each.found) for name, each in lines(report).items() if name not in machine}
     not_known = {name for name, (status, _) in found.items() if status == "not known"}
     assert not_known == {"P2P", "CUDA IPC"}, found

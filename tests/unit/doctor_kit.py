@@ -277,6 +277,7 @@ def inside() -> dict[str, Any]:
         "torch": {
             "said": {
                 "packages": {"versions": dict(VERSIONS), "executable": "/root/venv/bin/python"},
+                "compiler": {"command": "/usr/bin/gcc", "found": True, "problem": "", "python": [3, 12]},
                 "cuda": {
                     "problem": None,
                     "error": None,

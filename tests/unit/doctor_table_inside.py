@@ -17,6 +17,9 @@ XID31 = "[  12.5] NVRM: Xid (PCI:0000:1b:00): 31, pid=812, name=python, Ch 00000
 EXPANDABLE = {"env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
 
 
+NO_GPUS = HOST.gpus.model_copy(update={"expect": 0})
+
+
 def cut(pairs: list[tuple[int, int]]) -> list[list[bool]]:
     return [
         [(one, other) not in pairs and (other, one) not in pairs for other in range(8)] for one in range(8)
@@ -31,6 +34,10 @@ def bridged() -> dict[str, Any]:
 def versions(**change: Any) -> dict[str, Any]:
     names = {name.replace("_", "-"): value for name, value in change.items()}
     return {f"{SAID}/packages/versions/{name}": value for name, value in names.items()}
+
+
+def compiler(**change: Any) -> dict[str, Any]:
+    return {f"{SAID}/compiler/{name}": value for name, value in change.items()}
 
 
 def first_folder(**change: Any) -> dict[str, Any]:
@@ -241,6 +248,25 @@ INSIDE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
         {},
     ),
     ("packages", "failure", {f"{SAID}/packages": {}, "inside/torch/problem": "timeout"}, "hangs", {}),
+    ("compiler", "failure", compiler(command=None, found=False), "apt-get install gcc libc6-dev", {}),
+    ("compiler", "failure", compiler(command="gcc-13", found=False), "CC names gcc-13", {}),
+    (
+        "compiler",
+        "failure",
+        compiler(problem="<stdin>:3:10: fatal error: Python.h: No such file or directory"),
+        "python3.12-dev",
+        {},
+    ),
+    (
+        "compiler",
+        "failure",
+        compiler(problem="<stdin>:1:10: fatal error: stdlib.h: No such file or directory"),
+        "install libc6-dev",
+        {},
+    ),
+    ("compiler", "ok", compiler(found=False) | {f"{SAID}/torch/cuda": None}, "not needed", {}),
+    ("compiler", "ok", compiler(found=False), "no GPU is expected", {"host": {"gpus": NO_GPUS}}),
+    ("compiler", "not known", {f"{SAID}/compiler": {}}, "see packages", {}),
     ("torch", "failure", {f"{SAID}/torch": {"problem": "ImportError: libcudnn.so.9"}}, "libcudnn.so.9", {}),
     ("torch", "failure", {f"{SAID}/torch/cuda": None}, "cannot use the 8 GPUs", {}),
     ("torch", "ok", {f"{SAID}/torch/cuda": None, "box/simulated": True}, "are simulated", {}),

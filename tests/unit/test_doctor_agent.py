@@ -280,6 +280,42 @@ def test_the_driver_is_asked_without_a_context(monkeypatch: pytest.MonkeyPatch) 
     assert doctor_torch.cuda() == {"problem": None, "error": "CUDA_ERROR_UNKNOWN"}
 
 
+def compilers(folder: Path, script: str = "") -> str:
+    """A PATH with a gcc that does as `script` says; without one an empty folder."""
+    if script:
+        (folder / "gcc").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "gcc").chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("script", "cc", "found", "problem"),
+    [
+        ("", None, False, ""),
+        ("", "gcc-13", False, ""),
+        ("exit 0", None, True, ""),
+        (
+            "echo 'In file included' >&2; echo 'a.c:1: fatal error: Python.h: No such file' >&2; exit 1",
+            None,
+            True,
+            "a.c:1: fatal error: Python.h: No such file",
+        ),
+        ("exit 4", None, True, "exit code 4"),
+    ],
+)
+def test_a_compiler_is_found_as_triton_finds_it_and_tried(
+    script: str, cc: str | None, found: bool, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", compilers(tmp_path, script))
+    monkeypatch.delenv("CC", raising=False)
+    if cc:
+        monkeypatch.setenv("CC", cc)
+    expected = cc or (str(tmp_path / "gcc") if script else None)
+    assert doctor_torch.compiler() == {
+        "command": expected, "found": found, "problem": problem, "python": list(sys.version_info[:2]),
+    }  # fmt: skip
+
+
 def test_the_real_child_names_this_pythons_packages(tmp_path: Path) -> None:
     from importlib.metadata import version
 

@@ -130,6 +130,7 @@ def test_a_frozen_container_is_described_from_its_host() -> None:
         "Python",
         "packages",
         "torch",
+        "compiler",
     }
     assert "container 200 is frozen" in waits["torch"]
 

@@ -16,7 +16,7 @@ def main() -> None:
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    variable, names = ("CC", ("gcc", "clang", "cc")) if gpus else ("CXX", ("g++", "clang++"))
+    variable, names = ("CC", ("gcc", "clang")) if gpus else ("CXX", ("g++",))
     write(
         {
             "torch": torch.__version__,
