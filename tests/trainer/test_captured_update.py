@@ -24,6 +24,7 @@ from trainer.model.drafter import Drafter
 from trainer.training.captured_update import CapturedUpdates, captured_update, place_aside
 from trainer.training.execution import Execution
 from trainer.training.optim import DrafterOptimizer
+from trainer.training.twins import Twins
 
 GROUPS = [ParameterGroup("w", ["weight"], lr_scale=0.5, weight_decay=0.1), ParameterGroup("b", ["bias"])]
 
@@ -164,6 +165,29 @@ def test_moments_that_were_loaded_lie_elsewhere_and_are_what_is_trained() -> Non
         for number in range(7, 12):
             case.step(number, update)
     assert_same(eager.state(), other.state())
+
+
+class Uncounted(Kept):
+    """Like a CUDA graph, which writes memory without torch's counting it in the tensors' versions."""
+
+    case: Case
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        with torch.autograd._unsafe_preserve_version_counter(tuple(self.case.module.parameters())):
+            return super().__call__(inputs)
+
+
+def test_a_replayed_update_makes_the_twins_stale() -> None:
+    """A pass outside the graph, of another shape for instance, would multiply by the weights of before."""
+    case = Case()
+    updates = CapturedUpdates(type("How", (Uncounted,), {"case": case}))
+    twins = Twins(case.module, torch.bfloat16)
+    for number in range(8):
+        case.step(number, updates)
+        with twins.standing_in():
+            pass
+        assert all(torch.equal(twin, master.bfloat16()) for _, _, master, twin in twins._places), number
+    assert twins._places
 
 
 def test_an_update_without_a_gradient_stays_eager_for_it_will_lie_elsewhere(

@@ -37,7 +37,9 @@ class CapturedUpdates:
         if places is None:
             return optimizer.update(weight)
         if places in self._graphs:
-            return self._graphs[places]([weight])[0]
+            norm = self._graphs[places]([weight])[0]
+            torch.autograd.graph.increment_version(optimizer.parameters)  # a replay does not count
+            return norm
         norm = optimizer.update(weight)
         self._seen[places] += 1
         if self._seen[places] > WARMUP:

@@ -47,9 +47,9 @@ class Twins:
     def standing_in(self) -> Iterator[None]:
         """The twins, with the masters' present values, take the masters' places."""
         # A graph that is being captured has the cast in it: nobody asks for versions when it is replayed.
-        graph = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         places = [(master, twin) for _, _, master, twin in self._places]
-        stale = [(one, twin) for one, twin in places if graph or twin.version != one._version]  # type: ignore[attr-defined]
+        stale = [(one, twin) for one, twin in places if capturing or twin.version != one._version]  # type: ignore[attr-defined]
         if stale:
             masters, twins = zip(*stale, strict=True)
             with torch.no_grad():
