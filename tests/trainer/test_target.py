@@ -213,6 +213,8 @@ def test_contradicting_or_missing_keys_are_refused_by_name() -> None:
         ({"attention_bias": "yes"}, "attention_bias is 'yes'"),
         ({"max_position_embeddings": 1.5}, "max_position_embeddings is 1.5"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+        ({"bos_token_id": ""}, "bos_token_id is ''"),
+        ({"pad_token_id": False}, "pad_token_id is False"),
         ({"layer_types": 2}, "layer_types is 2"),
         ({"rope_parameters": "yarn"}, "rope_parameters is 'yarn'"),
         ({"rope_scaling": [4]}, "rope_scaling is"),

@@ -41,7 +41,8 @@ class Numbers:
     def token(self, key: str) -> Any:
         """A token's id, several, or None."""
         value = self.data.get(key)
-        if not all(type(each) is int for each in (value if isinstance(value, list) else [value or 0])):
+        tokens = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(each) is int for each in tokens):
             raise self._other(key, "a token's id")
         return value
 
