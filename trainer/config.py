@@ -232,7 +232,7 @@ class TrainConfig:
     precision: Literal["auto", "float32", "bfloat16"] = (
         "auto"  # of the drafter's products; weights stay float32
     )
-    attention: Literal["auto", "dense", "flex", "triton"] = "auto"  # on a GPU triton, our kernels
+    attention: Literal["auto", "dense", "flex", "triton"] = "auto"  # auto: triton on a GPU, else dense
     execution: Literal["eager", "compiled", "captured"] = "eager"  # of the drafter's step; captured: GPU only
     threads: int | None = ranged(None, low=1)  # null: the cores that this process may use
     report_every_s: float = ranged(2.0, low=0.0)  # seconds between lines of the log
