@@ -72,7 +72,9 @@ def _keys_values(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _softmax_step(total, most, weight, q, k, v, seen, scale, MASKED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Take some keys in. total [M, E], most and weight [M]: sums so far, of what is over 2**most."""
+    """Online softmax: take some keys in. most [M]: the largest score so far; total [M, E], weight [M]: sums
+    so far of weighted values and of weights, in multiples of 2**most.
+    """
     scores = tl.dot(q, tl.trans(k))
     if MASKED:
         scores = tl.where(seen, scores, float("-inf"))
@@ -170,7 +172,7 @@ def query_gradients(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """And `dots`, each row's output times its gradient, which `key_gradients` reads."""
+    """Writes `dots`, too: each row's output times its gradient, which `key_gradients` reads."""
     tiles = tl.num_programs(0)
     number, pack, row = tiles - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     position, head = _tile(number, ROWS, PACK)
@@ -248,7 +250,7 @@ def key_gradients(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Of the context's keys and values, or with OWN of the blocks' (`spans` are of no use then)."""
+    """Gradients of the context's keys and values; with OWN of the blocks', which need no `spans`."""
     tile, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     key, e = tile * KEYS + tl.arange(0, KEYS), tl.arange(0, SIZE)
     place = (row * keys * GROUPS + group) * SIZE + key[:, None] * (GROUPS * SIZE) + e[None, :]

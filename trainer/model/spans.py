@@ -24,7 +24,7 @@ from trainer.training.compiled import where_it_pays
 
 
 class Tiles(NamedTuple):
-    """Of one kernel: rows and keys looked at together, keys of the own blocks, warps, stages of its loads."""
+    """Of one kernel: rows and context keys in a tile, keys of the own blocks in one, warps, stages."""
 
     rows: int
     keys: int
@@ -83,12 +83,12 @@ def _tensors(rule: Bounds, pack: int) -> tuple[Tensor, ...]:
 
 
 def row_spans(rule: Bounds, positions: int) -> Tensor:
-    """`Spans.forward` of tiles of so many positions. Tiles with nobody alive have empty ones."""
+    """`Spans.forward` for tiles of `positions` each; empty for a tile in which nobody is alive."""
     sees = rule.alive & (rule.low < rule.high)
     some = _by_tile(sees, positions, False).any(-1)
 
-    def ends(values: Tensor, otherwise: Tensor, nothing: int) -> Tensor:
-        return _by_tile(torch.where(otherwise, values, nothing), positions, nothing)
+    def ends(values: Tensor, who: Tensor, nothing: int) -> Tensor:
+        return _by_tile(torch.where(who, values, nothing), positions, nothing)
 
     far = rule.row_tokens
     first, last = ends(rule.low, sees, far).amin(-1), ends(rule.high, sees, 0).amax(-1)
@@ -99,21 +99,22 @@ def row_spans(rule: Bounds, positions: int) -> Tensor:
 
 
 def key_spans(rule: Bounds, positions: int, keys: int) -> Tensor:
-    """`Spans.keys` of tiles of so many keys and positions."""
-    first, whole, rest, last = row_spans(rule, positions).unbind(-1)  # [R, tiles of rows]
+    """`Spans.keys` for tiles of `keys` and of `positions` each."""
+    first, whole, rest, last = row_spans(rule, positions).unbind(-1)  # [R, tiles of positions]
     begin = torch.arange(0, rule.row_tokens, keys, device=first.device)[:, None]
     end = (begin + keys).clamp(max=rule.row_tokens)
+    # [R, tiles of keys, tiles of positions]: some of the positions see some of the keys; all see all of them.
     touched = (first[:, None] < end) & (last[:, None] > begin) & (first < last)[:, None]
     full = touched & (whole[:, None] <= begin) & (rest[:, None] >= end)
-    count, place = first.shape[1], torch.arange(first.shape[1], device=first.device)
+    count, tile = first.shape[1], torch.arange(first.shape[1], device=first.device)
     some = touched.any(-1)
-    one, past = touched.byte().argmax(-1), count - touched.flip(-1).byte().argmax(-1)
-    past = torch.where(some, past, 0)
-    one = torch.where(some, one, 0)
-    begins = torch.where(full.any(-1), full.byte().argmax(-1), past)
-    run = (full | (place < begins[..., None])).byte().cumprod(-1).sum(-1)  # up to the first that is not full
-    ends = torch.maximum(torch.minimum(run, past), begins)
-    return torch.stack((one, begins, ends, past), -1).to(torch.int32)
+    start = torch.where(some, touched.byte().argmax(-1), 0)
+    stop = torch.where(some, count - touched.flip(-1).byte().argmax(-1), 0)
+    # Full tiles need not be neighbours: the first run of them counts, the others are compared with the rule.
+    full_start = torch.where(full.any(-1), full.byte().argmax(-1), stop)
+    run = (full | (tile < full_start[..., None])).byte().cumprod(-1).sum(-1)  # tiles before the first gap
+    full_stop = torch.maximum(torch.minimum(run, stop), full_start)
+    return torch.stack((start, full_start, full_stop, stop), -1).to(torch.int32)
 
 
 def _by_tile(values: Tensor, positions: int, nothing: int | bool) -> Tensor:
@@ -122,8 +123,8 @@ def _by_tile(values: Tensor, positions: int, nothing: int | bool) -> Tensor:
 
 
 def sees(rule: Spans, row: int, queries: Sequence[int]) -> Tensor:
-    """[3, len(queries), S + Q] bool, on the CPU: what the forward kernel lets be seen, that of the queries'
-    gradients and that of the keys'.
+    """[3, len(queries), S + Q] bool, on the CPU: what `queries` see by each of the three kernels (forward,
+    gradients of queries, gradients of keys), read from the spans as they read them. For the self-check.
     """
     at, key = torch.tensor(queries), torch.arange(rule.row_tokens)
     low, high = rule.low[row].cpu()[at, None], rule.high[row].cpu()[at, None]

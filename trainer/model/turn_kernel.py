@@ -3,8 +3,9 @@ a weight, then RoPE; and its gradients.
 
 Compiled from plain operations, the two halves that RoPE exchanges are read and normed twice, and the
 gradient comes in three pieces, each of which reads and writes all of it: four to six times as long as
-memory takes to read and write once. A program of `forward` does ROWS heads of tokens. One of `gradients`
-does one of these tiles in so many, so that the weight's gradient is a sum of few parts, made in one order.
+memory takes to read and write once. A program of `forward` does one tile, ROWS heads of tokens. One of
+`gradients` does every n-th tile, n being the number of programs, so that the weight's gradient is a sum of
+few parts, made in one order.
 
 Tensors are contiguous: x, y [T, heads, SIZE], cos and sin [T, SIZE], of which both halves are read.
 """
