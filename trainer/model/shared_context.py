@@ -37,8 +37,9 @@ class SharedContext:
         if not self._sums:
             self._sums = found
             return
-        wide = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in self._sums]
-        self._sums = [accumulate(total, each) for total, each in zip(wide, found, strict=True)]
+        self._sums = [
+            accumulate(accumulate(None, total), each) for total, each in zip(self._sums, found, strict=True)
+        ]
 
     def push(self) -> None:
         """Backward through the context's own graph, into the drafter's parameters."""
