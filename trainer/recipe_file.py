@@ -1,7 +1,8 @@
 """A recipe's file and the place of every key in it: each problem is told as FILE:LINE:COLUMN: KEY: WHAT.
 
 Needs no torch. What the laptop refuses (a key given twice, numbers that YAML reads otherwise than people) is
-refused here too: a recipe may be run by hand.
+refused here too: a recipe may be run by hand. The loader does what dflashctl/config/yamlfile.py's does. It is
+not shared: this folder travels alone, and a project of dflashctl's may have a `trainer` of its own.
 """
 
 from __future__ import annotations
