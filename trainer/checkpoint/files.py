@@ -34,8 +34,8 @@ from trainer.training.optim import DrafterOptimizer
 VERSION = 2
 FOLDER = re.compile(r"step-\d{7,}")
 BEST = "best"
-DRAFTERS = ("config.json", "model.safetensors")  # what is left when training is done with it
-OF_TRAINING = ("trainer.json", "state.safetensors", "checksums.json")
+DRAFTER_FILES = ("config.json", "model.safetensors")  # all that `load_drafter` reads
+TRAINING_FILES = ("trainer.json", "state.safetensors", "checksums.json")  # beside them, to go on
 RNG = "rng|"  # names of the generators' states in state.safetensors
 
 
@@ -279,9 +279,9 @@ def load_drafter(folder: Path) -> Drafter:
         *((name, "is not finite") for name in sorted(state) if not bool(state[name].isfinite().all())),
     ):
         raise ConfigError(f"weight {name} {problem}", where=str(path))
-    if any((folder / name).exists() for name in OF_TRAINING):
+    if any((folder / name).exists() for name in TRAINING_FILES):
         try:
-            verify(folder, only=DRAFTERS)
+            verify(folder, only=DRAFTER_FILES)
         except Damaged as damage:
             raise ConfigError(damage.what, where=damage.where, next="take another checkpoint") from None
     drafter.load_state_dict({name: tensor.float() for name, tensor in state.items()})
