@@ -59,15 +59,16 @@ def repair_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     processes = proc.table()
     tagged = kin.tagged(processes)
     for run in [one_run(request)] if named else list_runs(state_dir):
-        found = damages(run)
-        if not found:
-            continue
-        why = busy(run, processes, tagged)
-        if why is None and not dry:
-            try:
+        found: List[Damage] = []
+        try:
+            found = damages(run)
+            if not found:
+                continue
+            why = busy(run, processes, tagged)
+            if why is None and not dry:
                 why = _repair(run, str(request.get("who") or "?"))
-            except OSError as error:
-                why = str(error)
+        except OSError as error:  # not ours to read, or a folder in a file's place: the others are mended
+            why = str(error)
         if why is None:
             record = Witness(run, found).record().value or {}
             files = [damage.as_json() for damage in found]

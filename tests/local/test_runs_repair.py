@@ -235,6 +235,22 @@ def test_a_run_of_an_older_launch_gets_what_its_files_prove(box: Any, ended: Pat
     assert facts["problems"] == [] and facts["exit"]["code"] == 3
 
 
+@pytest.mark.parametrize("name", ["record.json", "events.jsonl"])
+def test_a_run_that_cannot_be_read_keeps_no_other_from_being_mended(
+    box: Any, ended: Path, until: Callable[..., Any], name: str
+) -> None:
+    answer = box.python("import sys; sys.exit(3)", "u")
+    box.wait(answer)
+    other = over(box.run(answer), until)
+    (ended / name).unlink()
+    (ended / name).mkdir()
+    (other / "record.json").write_bytes(HALF)
+    found = mend(box)
+    assert [each["id"] for each in found["repaired"]] == [other.name]
+    assert [each["id"] for each in found["left"]] == [ended.name] and name in found["left"][0]["why"]
+    assert read(other / "record.json")["tag"] == "u"
+
+
 def test_a_folder_that_tells_nothing_gets_no_record(box: Any, ended: Path) -> None:
     bare = ended.with_name("20260101T000000000-00000a")
     bare.mkdir()
