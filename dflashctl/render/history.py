@@ -25,7 +25,11 @@ def overview(history: History) -> RenderableType:
     from rich.console import Group
 
     shown = len(history.entries)
-    words = plural(history.total, "run") + (f", the newest {shown}" if shown < history.total else "")
+    words = plural(history.total, "run")
+    if history.wanted:
+        words += line(f", {shown or 'none'} {history.wanted}")
+    elif shown < history.total:
+        words += f", the newest {shown}"
     parts: list[RenderableType] = [table.cell(f"{history.host} · {words}", "bold")]
     if history.entries:
         parts.append(table.table(COLUMNS, [cells(entry) for entry in history.entries]))

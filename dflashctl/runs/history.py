@@ -55,6 +55,8 @@ class History:
     total: int
     damaged: tuple[tuple[str, str], ...] = ()
     """(run id, what is wrong with its files)."""
+    wanted: str = ""
+    """By what it was chosen, in words: "of tag a in state failed"."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ def list_runs(
         tuple(found[:limit]),
         whole(answer.get("total")) or 0,
         tuple((text(each.get("id")), text(each.get("problem"))) for each in damaged),
+        " ".join(
+            f"{word} {value}"
+            for word, value in (("of tag", tag), ("of recipe", recipe), ("in state", state))
+            if value is not None
+        ),
     )
 
 

@@ -178,6 +178,14 @@ def test_as_a_person_types_it(
     ]
     assert "note: prompt lookup wins at \\x1b[31m4 tokens" in out
 
+    for filters, words in (
+        (["--tag", "localtls"], "2 runs, 1 of tag localtls"),
+        (["--tag", "nosuch", "--state", "failed"], "2 runs, none of tag nosuch in state failed"),
+        (["-n", "1"], "2 runs, the newest 1"),
+    ):
+        assert run(["runs", *filters]) == 0
+        assert capfd.readouterr().out.splitlines()[0] == f"here · {words}"
+
     assert run(["runs", "list", "--json", "-n", "1"]) == 0
     document = json.loads(capfd.readouterr().out)
     assert (document["schema"], document["total"], len(document["runs"])) == ("dflashctl.runs/1", 2, 1)
