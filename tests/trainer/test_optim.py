@@ -20,7 +20,7 @@ from trainer.model.drafter import Drafter
 from trainer.run.progress import Tally
 from trainer.topology.work import not_finite
 from trainer.training.bad_steps import BadSteps
-from trainer.training.culprits import Own
+from trainer.training.culprits import Culprits
 from trainer.training.groups import assign_groups
 from trainer.training.loss import Sums
 from trainer.training.optim import DrafterOptimizer
@@ -340,7 +340,7 @@ def test_bad_steps_go_on_from_where_they_were_saved(norms: list[float], total: i
 @pytest.mark.parametrize(
     ("own", "words", "rank"),
     [
-        ([[0, 1], [0, 1], [0, 1]], r"in so many of them: rank 1 \(3\)", 1),
+        ([[0, 1], [0, 1], [0, 1]], r"by number of steps: rank 1 \(3\)", 1),
         ([[1, 0], [0, 1], [0, 1]], r"rank 1 \(2\), rank 0 \(1\)", 1),
         ([[1, 1], [1, 1], [1, 1]], r"rank 0 \(3\), rank 1 \(3\)", None),
         ([[0, 0], [0, 0], [0, 0]], "each one's own was finite, the sum of them was not", None),
@@ -352,7 +352,7 @@ def test_whose_gradients_were_not_finite_is_told(own: list[list[int]], words: st
     seen = [(math.nan, [1, 0]), (1.0, [0, 0]), *((math.nan, each) for each in own)]
     with pytest.raises(TrainerError, match=words) as caught:
         for step, (norm, flags) in enumerate(seen):
-            counter.saw(step, torch.tensor(norm), Own(torch.tensor(flags), range(2)))
+            counter.saw(step, torch.tensor(norm), Culprits(torch.tensor(flags), range(2)))
     assert caught.value.rank == rank
 
 

@@ -232,7 +232,7 @@ class Trainer:
         sums, bad = self.work.gradients(number)
         norm = self.optimizer.step(factor, sums.weight, self.step.execution.update)
         self.work.updated()
-        self.bad_steps.saw(number, norm, self.work.own())
+        self.bad_steps.saw(number, norm, self.work.culprits())
         return sums, norm, bad
 
     def _share(self) -> float:

@@ -15,7 +15,7 @@ from trainer.data.dataset import Dataset
 from trainer.model.target import Target
 from trainer.topology.ranks import Ranks
 from trainer.topology.work import Bad, accumulate, not_finite, shares
-from trainer.training.culprits import Own
+from trainer.training.culprits import Culprits
 from trainer.training.loss import Sums
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep
@@ -56,9 +56,9 @@ class Colocated:
             sums, bad = self.reduction(sums, flags, number)
         return sums, None if bad is None else Bad(index, bad, self.makers)
 
-    def own(self) -> Own | None:
+    def culprits(self) -> Culprits | None:
         """See `Work`."""
-        return self.reduction.own if self.reduction is not None else None
+        return self.reduction.culprits if self.reduction is not None else None
 
     def updated(self) -> None:
         """See `Work`: the same step everywhere, or each rank's share of it, which are put together."""
@@ -95,7 +95,7 @@ class Reduction:
         self.flat = torch.zeros(sum(counts) + spare, dtype=first.dtype, device=first.device)
         parts = self.flat.split([*counts, spare])
         self.views = [part.view_as(each) for part, each in zip(parts, parameters, strict=False)]
-        self.own: Own | None = None  # of the latest step
+        self.culprits: Culprits | None = None  # of the latest step
         if optimizer is not None:
             optimizer.owners = self
 
@@ -147,5 +147,5 @@ class Reduction:
             name: part.reshape(getattr(sums, name).shape).to(getattr(sums, name).dtype)
             for name, part in zip(sums.__dataclass_fields__, parts, strict=False)
         }
-        self.own = Own(parts[len(added)] > 0, range(self.ranks.size))
+        self.culprits = Culprits(parts[len(added)] > 0, range(self.ranks.size))
         return Sums(**added), None if flags is None else parts[-1] > 0

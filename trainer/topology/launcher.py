@@ -59,7 +59,7 @@ class Launcher:
         self.run, self.ranks, self.alone = run, ranks, ranks == 1
         self.pulses, self.quiet, self.reserve = Pulses(ranks), Quiet(), Reserve(run)
         self.hung: dict[int, float] = {}
-        self.hung_at: dict[int, Sign] = {}  # a signal may wake it up for its last second
+        self.hung_at: dict[int, Sign] = {}  # its sign then: a signal may wake it up for its last second
         self.gone: dict[int, float] = {}  # before they were done: when it was seen
         self.ended: set[int] = set()  # by this process, after another's failure
         self.deaths: Deaths = {}
@@ -73,7 +73,7 @@ class Launcher:
             for name in ("heartbeat.json", "root_cause.json", DOOR):
                 (rank_folder(run, rank) / name).unlink(missing_ok=True)
         (run / "stop.json").unlink(missing_ok=True)
-        self._history = _stamp(self._cause_of(0))  # an earlier life's, until the run forgets it
+        self._history = _stamp(self._cause_of(0))  # that of an earlier life of this run is no news
 
     def __call__(self, argv: Sequence[str]) -> int:
         """Start `python argv` for every rank, and watch until the last has gone. The run's exit code."""
@@ -265,7 +265,7 @@ def _text_from(path: Path, start: int) -> str:
 
 def _end_by(number: int) -> None:
     """Be ended by the signal that ended the run's one process: who waits for this one learns the same."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of interest is the other's
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core worth reading is the other process's
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -76,8 +76,8 @@ class RankFiles(WatchedFiles):
         return None if stop_asked(self.folder) else super().failed_peer() or "see root_cause.json"
 
     def leave(self) -> None:
-        """See above. The agent takes the first to leave with an error for a failure and
-        ends the others, so after a stop they wait until the first rank has saved.
+        """See `WatchedFiles`. The agent takes the first to leave with an error for a failure and ends the
+        others, so after a stop they wait until the first rank has saved.
         """
         first = rank_folder(self.folder, 0) / HERE
         if self.rank == 0:

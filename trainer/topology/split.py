@@ -32,7 +32,7 @@ from trainer.topology.link import Door, Line, knock, maker
 from trainer.topology.ranks import Ranks
 from trainer.topology.together import LONG_S
 from trainer.topology.work import Bad, accumulate, shares
-from trainer.training.culprits import Own
+from trainer.training.culprits import Culprits
 from trainer.training.loss import Sums
 from trainer.training.step import Batch, DrafterStep
 
@@ -136,9 +136,9 @@ class SplitDrafter:
         ranks = [size + maker(number, drafter, size, targets) for drafter in range(size)]
         return [rank for rank, part in zip(ranks, parts, strict=True) for _ in range(part.start, part.stop)]
 
-    def own(self) -> Own | None:
+    def culprits(self) -> Culprits | None:
         """See `Work`."""
-        return self.reduction.own
+        return self.reduction.culprits
 
     def updated(self) -> None:
         """See `Work`: the same step everywhere."""

@@ -32,7 +32,7 @@ from trainer.run.runfiles import RunFiles
 from trainer.topology.crew import Crew
 from trainer.topology.handover import Handover
 from trainer.topology.work import Bad, accumulate, not_finite, shares
-from trainer.training.culprits import Own
+from trainer.training.culprits import Culprits
 from trainer.training.loss import Sums
 from trainer.training.step import Batch, DrafterStep
 
@@ -119,7 +119,7 @@ class Threads:
         self.sums: list[Sums | None] = [None] * len(learning)
         self.ready = [False] * len(learning)
         self.first = first
-        self._own_ones: Own | None = None
+        self._culprits: Culprits | None = None
         for each in self.copies:
             compile_forward(each, config.policy, say)
         self._start(target, feeding)
@@ -243,7 +243,7 @@ class Threads:
             for other in others:
                 other.grad = None
         total: Sums | None = None
-        self._own_ones = Own(torch.stack(bad), [f"drafter-{worker}" for worker in range(len(bad))])
+        self._culprits = Culprits(torch.stack(bad), [f"drafter-{worker}" for worker in range(len(bad))])
         for sums in self.sums:
             assert sums is not None
             here = sums.to(device)
@@ -251,9 +251,9 @@ class Threads:
         assert total is not None
         return total
 
-    def own(self) -> Own | None:
+    def culprits(self) -> Culprits | None:
         """See `Work`."""
-        return self._own_ones
+        return self._culprits
 
     @torch.no_grad()
     def updated(self) -> None:

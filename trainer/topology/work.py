@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.config import TrainConfig
-from trainer.training.culprits import Own, Who
+from trainer.training.culprits import Culprits, Who
 from trainer.training.loss import Sums
 from trainer.training.objective import draw
 from trainer.training.step import Batch, DrafterStep
@@ -35,8 +35,8 @@ class Work(Protocol):
     def gradients(self, number: int) -> tuple[Sums, Bad | None]:
         """Leave the gradient sums of step `number`'s whole batch in the drafter's `.grad`; the loss sums."""
 
-    def own(self) -> Own | None:
-        """Who had what is not finite in the latest step; None: there is one alone, or none yet."""
+    def culprits(self) -> Culprits | None:
+        """Whose gradients were not finite in the latest step; None: one works alone, or no step yet."""
 
     def updated(self) -> None:
         """The drafter has new weights: copies take them."""
@@ -91,7 +91,7 @@ def _generator(device: torch.device, *numbers: int) -> torch.Generator:
 
 
 def not_finite(gradients: Sequence[Tensor], loss: Tensor) -> Tensor:
-    """Whether any of it is not, a boolean on the loss's device; nothing is read back."""
+    """Whether any gradient or the loss is not finite, on the loss's device; nothing is read back."""
     worst = [loss.detach().abs(), *torch._foreach_norm(list(gradients), math.inf)]
     return ~torch.stack([each.to(loss.device, torch.float32).reshape(()) for each in worst]).isfinite().all()
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import TrainerError
-from trainer.training.culprits import Own, Who, named, rank_of
+from trainer.training.culprits import Culprits, Who, named, rank_of
 
 
 class BadSteps:
@@ -29,21 +29,21 @@ class BadSteps:
         """
         self.most, self.total, self.in_a_row = most, total, in_a_row
         self._before = in_a_row
-        self._row: Tensor | None = None  # [1 + W] bad steps in a row; in how many of them each one's own was
+        self._row: Tensor | None = None  # [1 + W] bad steps in a row; how many of them were each worker's
         self._who: Sequence[Who] = ()
         self._sent: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
 
-    def saw(self, step: int, norm: Tensor, own: Own | None = None) -> None:
+    def saw(self, step: int, norm: Tensor, culprits: Culprits | None = None) -> None:
         """Step `step` had this gradient norm. Raises TrainerError, for it or for one shortly before.
 
         Args:
-            own: what each had that added to it, if several did.
+            culprits: whose gradients were not finite by themselves; None: nobody else adds to them.
         """
         bad = (~norm.isfinite()).to(torch.int32).reshape(1)
         counts = bad
-        if own is not None:
-            self._who = own.who
-            counts = torch.cat([bad, own.bad.to(bad.device, torch.int32)])
+        if culprits is not None:
+            self._who = culprits.who
+            counts = torch.cat([bad, culprits.bad.to(bad.device, torch.int32)])
         if self._row is None:
             self._row = torch.zeros_like(counts)
             self._row[0] += self._before
@@ -78,7 +78,7 @@ class BadSteps:
             return ""
         if not counts:
             return "; each one's own was finite, the sum of them was not"
-        return f"; not finite before they were added up, and in so many of them: {named(counts)}"
+        return f"; not finite already before they were added up, by number of steps: {named(counts)}"
 
 
 def _to_host(tensor: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

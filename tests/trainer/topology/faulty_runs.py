@@ -194,11 +194,11 @@ def expected_words(kind: str, who: str, layout: Layout) -> list[str]:
             return [CAUSES[kind]]
         if layout.topology == "split" and int(who) >= layout.drafters:
             return ["rows have non-finite hidden states", f"made by rank {who} ("]
-        return ["before they were added up", f"in so many of them: rank {who} ("]
+        return ["before they were added up", f"by number of steps: rank {who} ("]
     if kind == "hang":
         return [f"of {who}: nothing for {WAIT_S:.0f} s"]
     if kind == "nan" and who.startswith("target"):
         return ["rows have non-finite hidden states", f"made by {who} ("]
     if kind == "nan":
-        return ["before they were added up", f"in so many of them: {who} ("]
+        return ["before they were added up", f"by number of steps: {who} ("]
     return [CAUSES[kind]]
