@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
 ROWS, ROW, WIDTH = 2, 1024, 48
 
 
-def step_of(execution: str) -> DrafterStep:
-    shape, device = SHAPES["small"], torch.device("cuda")
+def step_of(execution: str, device: torch.device | None = None) -> DrafterStep:
+    shape, device = SHAPES["small"], device or torch.device("cuda")
     section: dict[str, Any] = {
         "target": {"path": "unused"},
         "drafter": {"mask_token_id": 0},
@@ -62,6 +62,20 @@ def test_the_step_equals_the_eager_one(gpus: int, execution: str) -> None:
         assert torch.allclose(found[0][0].loss, found[1][0].loss, rtol=5e-3)
         for one, two in zip(found[0][1], found[1][1], strict=True):
             assert (one - two).norm() <= 0.03 * one.norm()
+
+
+def test_a_step_runs_on_the_gpu_of_its_tensors(gpus: int) -> None:
+    """The main thread of topology threads warms up the steps of GPUs that are not its own."""
+    if gpus < 2:
+        pytest.skip("DID NOT RUN: two GPUs are needed")
+    found = []
+    for device in (torch.device("cuda", 0), torch.device("cuda", 1)):
+        step, batch = step_of("eager", device), batch_of(SHAPES["small"], ROWS, ROW, device)
+        sums = step.gradients(batch, [draw((ROWS, ROW), 0, 0, 0).to(device)])
+        found.append([sums.loss.cpu(), *(each.grad.cpu() for each in step.drafter.parameters())])  # type: ignore[union-attr]
+        assert torch.cuda.current_device() == 0 and step.attention == "triton"
+    for one, two in zip(*found, strict=True):
+        assert (one - two).norm() <= 1e-3 * one.norm()
 
 
 @pytest.mark.parametrize("shape", ["small", "27b-sliding"])
