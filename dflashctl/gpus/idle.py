@@ -84,16 +84,18 @@ def judge_box(
             warnings.append(f"{uuid}, which nvidia-smi does not list, is held by {labels(who)}")
     slices = any(uuid.startswith("MIG-") for uuid in unlisted)
 
-    def unknown(gpu: GpuReading) -> str | None:
+    def obscure(gpu: GpuReading) -> str | None:
+        if reading.apps_problem:
+            return "not known who holds it"
         # A GPU that is cut into slices (MIG) tells no utilisation: any such may be the slice's.
-        return reading.apps_problem or (SLICED if slices and gpu.utilization_pct is None else None)
+        return SLICED if slices and gpu.utilization_pct is None else None
 
     gpus = tuple(
         judge(
             gpu,
             held.get(gpu.uuid, ()),
             (reserved or {}).get(gpu.uuid, ()),
-            apps_problem=unknown(gpu),
+            obscure=obscure(gpu),
             limit=limit_mib(gpu.uuid, rule, baselines),
             rule=rule,
         )
@@ -120,17 +122,20 @@ def judge(
     held: tuple[Holder, ...],
     reserved: tuple[str, ...] = (),
     *,
-    apps_problem: str | None,
+    obscure: str | None,
     limit: int,
     rule: IdleRule,
 ) -> Gpu:
-    """One GPU. The first reason found is the one shown, the gravest first."""
+    """One GPU. The first reason found is the one shown, the gravest first.
+
+    `obscure`: why it cannot be told who holds it, if it cannot.
+    """
     busy, readable = "", True
     used, percent = gpu.memory_used_mib or 0, gpu.utilization_pct
     if gpu.problem:
         busy, readable = gpu.problem, False
-    elif apps_problem:
-        busy, readable = SLICED if apps_problem == SLICED else "not known who holds it", False
+    elif obscure:
+        busy, readable = obscure, False
     elif held:
         busy = "held by " + labels(held)
     elif reserved:
