@@ -29,6 +29,8 @@ def each_host(hosts: Sequence[Host], act: Callable[[Host], Outcome], *, json: bo
     from dflashctl.render.table import say, warn
 
     if len(hosts) == 1:
+        if hints.was_named():
+            hints.about(hosts[0].name)  # `-H a,a` is one host, and only some verbs take several
         outcome = act(hosts[0])
         if json:
             emit(schema, outcome.document)

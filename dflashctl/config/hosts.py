@@ -151,6 +151,9 @@ class HostsFile:
                 next=f"name one with -H: {', '.join(self.names)};"
                 f" or for always: defaults: {{host: {self.names[0]}}}",
             )
+        if entry is None and "," in wanted:
+            one = next((part for part in wanted.split(",") if part in self.document.hosts), self.names[0])
+            raise UsageError(f"this looks at one host at a time, not at {wanted!r}", next=f"-H {one}")
         if entry is None:
             close = nearest(wanted, self.names)
             hint = f"did you mean '{close}'? " if close else ""

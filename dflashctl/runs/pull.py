@@ -144,6 +144,8 @@ def place_of(folder: Path, path: str) -> Path | str:
         return "a link of this name is here already"
     if target.is_dir():
         return "a folder of this name is here already"
+    if target.exists() and not target.is_file():
+        return "something of this name is here that is no file"  # a pipe would be waited for
     return target
 
 
@@ -188,8 +190,9 @@ def one_file(line: Line, remote: Remote, what: What, result: Result, told: Told)
         return
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(place.name + PART)
-    if part.is_symlink():
-        result.refused.append((remote.path, "a link stands where its part would go"))
+    if part.is_symlink() or (part.exists() and not part.is_file()):
+        kind = "a link" if part.is_symlink() else "a folder" if part.is_dir() else "no file"
+        result.refused.append((remote.path, f"{kind} stands where its part would go: {part.name}"))
         return
     digest = fetch(line, remote, what, result, part, told)
     if digest is None:

@@ -237,6 +237,19 @@ def test_a_link_here_is_not_written_through(folder: Path, host: Host, tmp_path: 
     assert {path for path, _ in result.refused} == {"step_1/w.bin", "empty"}
 
 
+@pytest.mark.parametrize("name", ["w.bin", "w.bin.dflash-part"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_here_is_neither_waited_for_nor_replaced(
+    name: str, make: Any, folder: Path, host: Host, tmp_path: Path
+) -> None:
+    place = tmp_path / "here" / "step_1" / name
+    place.parent.mkdir(parents=True)
+    make(place)
+    result = fetch(host, tmp_path / "here")
+    assert [path for path, _ in result.refused] == ["step_1/w.bin"] and len(result.fetched) == 2
+    assert place.exists() and not place.is_file()
+
+
 def test_a_file_that_changes_meanwhile_does_not_pass(
     folder: Path, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

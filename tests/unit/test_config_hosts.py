@@ -182,6 +182,14 @@ def test_an_unknown_host_is_answered_with_the_known_ones(tmp_path: Path) -> None
     assert "did you mean 'ct200'? known hosts: ct200" in caught.value.next
 
 
+def test_a_verb_for_one_host_says_so_when_it_is_given_several(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_text("version: 1\nhosts:\n  a: {engine: local}\n  b: {engine: local}\n")
+    with pytest.raises(UsageError, match="one host at a time, not at 'b,a'") as caught:
+        read_hosts(path).host("b,a")
+    assert caught.value.next == "-H b"
+
+
 def test_who_named_no_host_is_not_told_of_one(tmp_path: Path) -> None:
     hosts = read_hosts(written(tmp_path, "version: 1\nhosts: {a: {engine: local}, b: {engine: lab}}\n"))
     for ask in (hosts.host, hosts.hosts):
