@@ -26,7 +26,8 @@ def add_by_kernel(total: Tensor, part: Tensor, first: bool) -> Tensor:
     from trainer.model import accumulate_kernel
 
     elements = part.numel()
-    accumulate_kernel.add[(-(-elements // BLOCK),)](total, part, elements, BLOCK=BLOCK, FIRST=first)
+    with torch.cuda.device_of(part):  # Triton launches on the thread's device, whatever the tensors' is
+        accumulate_kernel.add[(-(-elements // BLOCK),)](total, part, elements, BLOCK=BLOCK, FIRST=first)
     torch.autograd.graph.increment_version(total)
     return total
 

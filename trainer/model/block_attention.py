@@ -91,13 +91,14 @@ def _attend(
     rows, queries, heads, _ = q.shape
     out, logs = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     grid = (forward_spans.shape[1], heads // pack, rows)
-    attention_kernel.forward[grid](
-        *(q, k, v, own_k, own_v, out, logs, low, high, forward_spans),
-        *(scale * LOG2_E, queries, k.shape[1]),
-        OWN=sizes.FORWARD.own,
-        **_shape(q, k, block_size, causal, pack),
-        **_of(sizes.FORWARD),
-    )
+    with torch.cuda.device_of(q):  # Triton launches on the thread's device, whatever the tensors' is
+        attention_kernel.forward[grid](
+            *(q, k, v, own_k, own_v, out, logs, low, high, forward_spans),
+            *(scale * LOG2_E, queries, k.shape[1]),
+            OWN=sizes.FORWARD.own,
+            **_shape(q, k, block_size, causal, pack),
+            **_of(sizes.FORWARD),
+        )
     return out, logs
 
 
@@ -132,24 +133,26 @@ def _gradients(
     shape = _shape(q, k, block_size, causal, pack)
     d_q, dots = torch.empty_like(q), torch.empty_like(logs)
     numbers = (scale * LOG2_E, scale, queries)
-    attention_kernel.query_gradients[(query_spans.shape[1], heads // pack, rows)](
-        *(q, k, v, own_k, own_v, out, d_out, logs, dots, d_q, low, high, query_spans),
-        *(*numbers, k.shape[1]),
-        OWN=sizes.QUERIES.own,
-        **shape,
-        **_of(sizes.QUERIES),
-    )
+    with torch.cuda.device_of(q):
+        attention_kernel.query_gradients[(query_spans.shape[1], heads // pack, rows)](
+            *(q, k, v, own_k, own_v, out, d_out, logs, dots, d_q, low, high, query_spans),
+            *(*numbers, k.shape[1]),
+            OWN=sizes.QUERIES.own,
+            **shape,
+            **_of(sizes.QUERIES),
+        )
     found = [d_q]
     for keys, values, own in ((k, v, False), (own_k, own_v, True)):
         tiles = sizes.KEYS._replace(keys=sizes.KEYS.own) if own else sizes.KEYS
         d_k, d_v = torch.empty_like(keys), torch.empty_like(values)
-        attention_kernel.key_gradients[(-(-keys.shape[1] // tiles.keys), keys.shape[2], rows)](
-            *(q, keys, values, d_out, logs, dots, d_k, d_v, low, high, key_spans),
-            *(*numbers, keys.shape[1]),
-            OWN=own,
-            **shape,
-            **_of(tiles),
-        )
+        with torch.cuda.device_of(q):
+            attention_kernel.key_gradients[(-(-keys.shape[1] // tiles.keys), keys.shape[2], rows)](
+                *(q, keys, values, d_out, logs, dots, d_k, d_v, low, high, key_spans),
+                *(*numbers, keys.shape[1]),
+                OWN=own,
+                **shape,
+                **_of(tiles),
+            )
         found += [d_k, d_v]
     return found[0], found[1], found[2], found[3], found[4]
 

@@ -37,7 +37,8 @@ def _turn(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Te
     from trainer.model import turn_kernel
 
     y, rows = torch.empty_like(x), x.numel() // x.shape[-1]
-    turn_kernel.forward[(-(-rows // ROWS),)](x, weight, cos, sin, y, rows, eps, **_shape(x))
+    with torch.cuda.device_of(x):  # Triton launches on the thread's device, whatever the tensors' is
+        turn_kernel.forward[(-(-rows // ROWS),)](x, weight, cos, sin, y, rows, eps, **_shape(x))
     return y
 
 
@@ -55,9 +56,9 @@ def _gradients(
     d_x, rows = torch.empty_like(x), x.numel() // x.shape[-1]
     programs = min(PROGRAMS, -(-rows // ROWS))
     parts = x.new_empty(programs, x.shape[-1], dtype=torch.float32)
-    turn_kernel.gradients[(programs,)](
-        x, weight, cos, sin, d_y.contiguous(), d_x, parts, rows, eps, **_shape(x)
-    )
+    d_y = d_y.contiguous()
+    with torch.cuda.device_of(x):
+        turn_kernel.gradients[(programs,)](x, weight, cos, sin, d_y, d_x, parts, rows, eps, **_shape(x))
     return d_x, parts.sum(0).to(weight.dtype)
 
 

@@ -48,7 +48,9 @@ class AdamW(torch.optim.AdamW):
             torch._foreach_add_(counts, 1)
             torch._foreach_sub_(counts, [self.found_inf] * len(counts))
         for each in members:
-            update(each, self.state[each], group, self.grad_scale, self.found_inf)
+            # Triton launches on the thread's device, whatever the tensors' is.
+            with torch.cuda.device_of(each):
+                update(each, self.state[each], group, self.grad_scale, self.found_inf)
 
 
 def update(

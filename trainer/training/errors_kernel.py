@@ -58,7 +58,10 @@ def errors_in_place(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     right = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
-    _errors[(len(logits),)](
-        logits, labels, losses, right, logits.shape[1], logits.stride(0), COLUMNS=COLUMNS, num_warps=WARPS
-    )
+    with torch.cuda.device_of(logits):  # Triton launches on the thread's device, whatever the tensors' is
+        _errors[(len(logits),)](
+            *(logits, labels, losses, right, logits.shape[1], logits.stride(0)),
+            COLUMNS=COLUMNS,
+            num_warps=WARPS,
+        )
     return losses, right
