@@ -89,9 +89,24 @@ def refuse_unsound(policy: Policy, threads: int, torch_version: str, cuda: bool,
 
 
 def needs_compiler(policy: Policy, cuda: bool) -> None:
-    """Raises ConfigError where Inductor would compile for a CPU and there is no C++ compiler."""
+    """Raises ConfigError where Inductor would compile and cannot: for a GPU without what kernels need, for a
+    CPU without a C++ compiler.
+    """
+    if policy.mode == "eager":
+        return
+    if cuda:
+        from trainer.model.gpu_kernels import why_none_here
+
+        reason = why_none_here()
+        if reason is not None:
+            raise ConfigError(
+                f"mode {policy.mode} cannot run: {reason}",
+                where="train.policy.mode",
+                next="use mode: eager",
+            )
+        return
     compilers = [os.environ.get("CXX", ""), "g++", "clang++"]
-    if policy.mode == "eager" or cuda or any(each and shutil.which(each) for each in compilers):
+    if any(each and shutil.which(each) for each in compilers):
         return
     raise ConfigError(
         f"mode {policy.mode} compiles for this CPU, and there is no C++ compiler",

@@ -11,7 +11,8 @@ import torch
 from trainer import config as configs
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
 from trainer.errors import ConfigError
-from trainer.model import spans
+from trainer.model import gpu_kernels, spans
+from trainer.model.gpu_kernels import Facts
 from trainer.model.mask import Bounds, bounds, dense_mask
 from trainer.model.spans import Tiles
 from trainer.training.objective import draw
@@ -96,7 +97,8 @@ def test_a_wrong_span_is_seen(dead: float) -> None:
         tensor.copy_(before)
 
 
-def test_the_kernels_are_for_gpus_and_narrow_numbers() -> None:
+def test_the_kernels_are_for_gpus_and_narrow_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_kernels, "facts_here", Facts)
     shape = drafter_of(SHAPES["small"], torch.device("cpu")).config
     assert attention_of("auto", "cpu", torch.bfloat16, shape) == "dense"
     assert attention_of("auto", "cuda", torch.bfloat16, shape) == "triton"

@@ -14,6 +14,7 @@ from trainer import compile_policy, failures
 from trainer.compile_policy import hazards, of_version, refuse_unsound
 from trainer.config import Policy
 from trainer.errors import ConfigError
+from trainer.model.gpu_kernels import Facts
 
 TREES, POINTER, RACE = "cudagraph-trees-tls", "cudagraph-legacy-pointer", "fx-trace-race"
 
@@ -158,6 +159,7 @@ def test_a_cpu_without_a_compiler_is_told_before_anything_starts(
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("trainer.model.gpu_kernels.facts_here", Facts)
     if compiler:
         (tmp_path / "g++").touch(mode=0o755)
     if not refused:

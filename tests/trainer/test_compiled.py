@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
+from trainer.model import gpu_kernels
 from trainer.model.drafter import Drafter
 from trainer.model.flex import flex_mask
+from trainer.model.gpu_kernels import Facts
 from trainer.model.mask import bounds
 from trainer.training.compiled import where_it_pays
 
@@ -24,6 +26,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
 ]
 ON_A_GPU: Any = SimpleNamespace(is_cuda=True)
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU that these stand in for can have kernels."""
+    monkeypatch.setattr(gpu_kernels, "facts_here", Facts)
 
 
 def double(x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from trainer import config as configs
 from trainer import failures
 from trainer.data.packing import Rows
 from trainer.errors import Refused
-from trainer.model import kernels, prefill
+from trainer.model import gpu_kernels, kernels, prefill
 from trainer.model.target import Target
 from trainer.run import selfcheck
 from trainer.run.setup import choose_reading
@@ -309,6 +309,7 @@ def test_the_recipe_chooses_and_threads_compile_nothing_of_it(monkeypatch: pytes
     assert chosen() == ("as it was", False) and made.say is print
     assert chosen(target={"attention": "flex"}) == ("flex", False)
     monkeypatch.setattr(Target, "device", torch.device("cuda"))
+    monkeypatch.setattr(gpu_kernels, "facts_here", gpu_kernels.Facts)
     assert chosen() == ("as it was", True)
     assert chosen(target={"compile": "off", "attention": "sdpa"}) == ("sdpa", False)
     assert chosen(topology="threads") == ("sdpa", False)
@@ -329,6 +330,7 @@ def test_kernels_that_a_linear_target_lacks_are_said_as_the_run_starts(
 ) -> None:
     monkeypatch.setattr(kernels, "PACKAGES", {"no_such_fla": "flash-linear-attention", "torch": "torch"})
     monkeypatch.setattr(Target, "device", torch.device("cuda"))
+    monkeypatch.setattr(gpu_kernels, "facts_here", gpu_kernels.Facts)
     said: list[str] = []
     choose_reading(config_of(), target_of("qwen3.5", "sdpa")[0], said.append)
     assert len(said) == 1 and "flash-linear-attention kernels are not installed" in said[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,37 @@ def worst_case(shape: str) -> Iterator[None]:
             where="memory",
             next="lower train.micro_rows or objective.anchors_per_pass: the step stays what it is",
         ) from error
+
+
+@contextmanager
+def kernels_wanted() -> Iterator[None]:
+    """What runs inside is the first to need this run's kernels: one that cannot be built is refused.
+
+    Raises:
+        Refused: with the first line of what Triton or Inductor said.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _of_kernels(error):
+            raise
+        first = str(error).strip().split("\n")[0] or type(error).__name__
+        raise Refused(
+            f"a GPU kernel cannot be built or started: {type(error).__name__}: {first}",
+            where="kernels",
+            next="mend that there; dflashctl doctor looks at the compiler that kernels need, too",
+        ) from error
+
+
+def _of_kernels(error: BaseException) -> bool:
+    """Whether Triton, its C compiler or Inductor failed, and not what they were asked to compile."""
+    packages = ("triton.", "torch._inductor.")
+    ours = any(
+        kind.__module__.startswith(packages) or issubclass(kind, subprocess.CalledProcessError)
+        for kind in type(error).__mro__
+    )
+    cause = error.__cause__
+    return ours or "find C compiler" in str(error) or (cause is not None and _of_kernels(cause))
 
 
 def peak(device: torch.device) -> str:

@@ -54,11 +54,11 @@ def prepare(
     size = config.micro_rows or config.batch_rows
     batch, uniform = batch.part(slice(0, size)), uniform[:size]
     whole = parts.target if is_whole(parts.target) else None
-    say(str(check(step, whole, batch, uniform)))
-    with preflight.worst_case(
-        f"{size} rows of {config.data.row_tokens} tokens with {step.pass_width} anchors each"
-    ):
-        rehearse(step, optimizer, writer.copies, batch, uniform)
+    shape = f"{size} rows of {config.data.row_tokens} tokens with {step.pass_width} anchors each"
+    with preflight.kernels_wanted():
+        say(str(check(step, whole, batch, uniform)))
+        with preflight.worst_case(shape):
+            rehearse(step, optimizer, writer.copies, batch, uniform)
     say(preflight.peak(parts.target.device))
 
 

@@ -19,6 +19,7 @@ from trainer.export.start import begin_with
 from trainer.machine import usable_cores
 from trainer.model.drafter import Drafter
 from trainer.model.ends import bytes_of, is_whole, keep_ends, load_ends, random_ends
+from trainer.model.gpu_kernels import warnings_here
 from trainer.model.init import copy_target_layers
 from trainer.model.kernels import absent_kernels, slow_for_want_of
 from trainer.model.pair import dimension, drafter_config, mask_token_id
@@ -70,6 +71,11 @@ def choose_reading(config: TrainConfig, target: Target, say: Say) -> None:
     elif threads:
         target.prefill.attention = "sdpa"
     target.prefill.compile = cuda and not threads and config.target.compile == "auto"
+    for line in warnings_here() if cuda else []:
+        say(line)
+        target.prefill.compile = False
+        if config.target.attention == "auto":
+            target.prefill.attention = "sdpa"
     if cuda and "linear_attention" in target.layer_types:
         for line in slow_for_want_of(absent_kernels()):
             say(line)

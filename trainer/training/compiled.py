@@ -14,6 +14,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from trainer.model.gpu_kernels import run_here
+
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -23,7 +25,9 @@ def _compiled(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def where_it_pays(function: F, example: Tensor) -> F:
-    """The function, compiled if `example` is on a GPU; inside a larger compiled region, as it is."""
-    if not example.is_cuda or torch.compiler.is_compiling():
+    """The function, compiled if `example` is on a GPU that kernels can be built for; inside a larger compiled
+    region, as it is.
+    """
+    if not example.is_cuda or torch.compiler.is_compiling() or not run_here():
         return function
     return _compiled(function)  # type: ignore[return-value]

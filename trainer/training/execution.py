@@ -24,6 +24,7 @@ from torch._dynamo.utils import counters
 from trainer.data.packing import Rows
 from trainer.errors import ConfigError, TrainerError
 from trainer.model.drafter import Drafter
+from trainer.model.gpu_kernels import why_none_here
 from trainer.model.target import States
 from trainer.training.captured_update import CapturedUpdates
 from trainer.training.graphs import WARMUP, Graph, Replayable, hold
@@ -43,12 +44,17 @@ class Execution:
     """One step's mode. `context` and `blocks` are what the step calls for the drafter's two halves."""
 
     def __init__(self, mode: str, drafter: Drafter, device_type: str) -> None:
-        """Raises ConfigError: captured without a CUDA GPU."""
+        """Raises ConfigError: captured without a CUDA GPU, or nothing can be compiled for the one here."""
         if mode == "captured" and device_type != "cuda":
             raise ConfigError(
                 f"captured needs a CUDA GPU, this runs on {device_type}",
                 where="train.execution",
                 next="use execution: compiled or eager",
+            )
+        reason = why_none_here() if mode != "eager" and device_type == "cuda" else None
+        if reason is not None:
+            raise ConfigError(
+                f"{mode} cannot run: {reason}", where="train.execution", next="use execution: eager"
             )
         self.mode, self.drafter = mode, drafter
         self._context = self._blocks = None

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.model.gpu_kernels import run_here
 from trainer.training.compiled import where_it_pays
 from trainer.training.objective import dpace_weights
 
@@ -108,7 +109,7 @@ def _chunk(
     Args:
         hidden, teacher: [c, H].
     """
-    if kl or not hidden.is_cuda:
+    if kl or not hidden.is_cuda or not run_here():
         return where_it_pays(_errors, hidden)(
             hidden @ head.T, label, None if teacher is None else teacher @ head.T, kl
         )

@@ -26,6 +26,7 @@ from trainer.model.block_attention import why_not_here
 from trainer.model.drafter import Drafter, KeyValue
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.flex import flex_mask
+from trainer.model.gpu_kernels import why_none_here
 from trainer.model.mask import Bounds, bounds, dense_mask
 from trainer.model.shared_context import SharedContext
 from trainer.model.spans import spans
@@ -271,13 +272,18 @@ class DrafterStep:
 
 def attention_of(wish: str, device_type: str, dtype: torch.dtype, drafter: DrafterConfig) -> str:
     """dense | flex | triton. Raises ConfigError: what is wished cannot be had here."""
-    reason = why_not_here(device_type, dtype, drafter.head_dim)
+    cuda = device_type == "cuda"
+    none = why_none_here() if cuda else None
+    reason = none or why_not_here(device_type, dtype, drafter.head_dim)
     if wish == "auto":
-        return "dense" if device_type != "cuda" else "flex" if reason else "triton"
-    if wish == "triton" and reason:
+        return "dense" if none or not cuda else "flex" if reason else "triton"
+    if wish == "flex" and none:
         raise ConfigError(
-            f"our kernels {reason}", where="train.attention: triton", next="use attention: auto"
+            f"flex attention cannot run: {none}", where="train.attention: flex", next="use attention: auto"
         )
+    if wish == "triton" and reason:
+        told = f"cannot run: {none}" if none else reason
+        raise ConfigError(f"our kernels {told}", where="train.attention: triton", next="use attention: auto")
     return wish
 
 
