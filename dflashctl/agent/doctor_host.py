@@ -32,7 +32,7 @@ def doctor_host(request: Facts, emit: Any) -> Facts:
     Emits {"clock": wall time} at once. Answers {"boot_id", "kernel", "uid", "simulated",
     "proxmox": reading|null, "smi", "topo": readings, "kernel_log": {"lines", "from", "problem"}, "driver",
     "majors": {name: number}, "nodes", "libraries", "memory_total", "staging": folder,
-    "python": {"exists", "other"}, "deploy_lock": record|null,
+    "python": {"exists", "broken", "other"}, "deploy_lock": record|null,
     "container": null | see `container_facts`}; a reading is that of hostfacts.
     """
     emit({"clock": time.time()})
@@ -122,9 +122,32 @@ def freezer_files(cgroup: str) -> List[str]:
 
 
 def interpreter(root: str, path: str) -> Facts:
-    """{"exists": the configured one is there, "other": another Python of the place, or null}."""
+    """{"exists": the configured one is there, "broken": what its name is instead, or "" for nothing at all,
+    "other": another Python of the place, or null}."""
     there = [name for name in (path, "/usr/bin/python3", "/usr/local/bin/python3") if _program(root, name)]
-    return {"exists": path in there, "other": next((name for name in there if name != path), None)}
+    return {
+        "exists": path in there,
+        "broken": "" if path in there else _instead(root, path),
+        "other": next((name for name in there if name != path), None),
+    }
+
+
+def _instead(root: str, path: str) -> str:
+    """Of a name that is no program: a link into nothing (a venv whose Python is gone), or what."""
+    try:
+        folder, real = resolve(root, os.path.dirname(path)), resolve(root, path)
+    except OSError as error:
+        return "cannot be followed: %s" % error.strerror
+    if os.path.isdir(real):
+        return "is a folder"
+    if os.path.exists(real):
+        return "is not executable"
+    target = real[len(root) :]
+    return (
+        ""
+        if real == os.path.join(folder, os.path.basename(path))
+        else "leads to %s, which is not there" % target
+    )
 
 
 def _program(root: str, path: str) -> bool:

@@ -130,8 +130,8 @@ def cuda() -> Dict[str, Any]:
 
 
 def look_at_torch() -> Dict[str, Any]:
-    """{"version", "cuda": of the build|null, "available", "count", "architectures", "warnings", "import_s"}
-    or {"problem"}."""
+    """{"version", "at": its folder, "cuda": of the build|null, "available", "count", "architectures",
+    "warnings", "import_s"} or {"problem"}."""
     import warnings
 
     began = time.monotonic()
@@ -148,6 +148,7 @@ def look_at_torch() -> Dict[str, Any]:
     return {
         "problem": None,
         "version": torch.__version__,
+        "at": os.path.dirname(torch.__file__ or ""),
         "cuda": torch.version.cuda,
         "available": available,
         "count": count,

@@ -135,7 +135,7 @@ class Facts:
     @property
     def interpreter(self) -> Mapping[str, Any]:
         """Whether the Python of hosts.yaml is there, and another one, as the machine around it sees:
-        {"exists", "other"}; empty where that could not be seen."""
+        {"exists", "broken", "other"}; empty where that could not be seen."""
         return mapping((mapping(self.box) if self.host.container is None else self.init).get("python"))
 
     @property

@@ -33,10 +33,10 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 def python(facts: Facts) -> Finding:
     wanted = facts.host.python
     seen = facts.interpreter
-    make = f"make it: python3 -m venv {wanted.removesuffix('/bin/python')}, or set `python:` in hosts.yaml"
+    gone, make = _no_python(wanted, text(seen.get("broken")))
     if facts.inside is None:
         if seen.get("exists") is False:
-            return failure(f"there is no {wanted}", "no run can start", make)
+            return failure(gone, "no run can start", make)
         if facts.inside_asked:
             mend = f"try it inside: {wanted} -c 1"
             return failure(f"{wanted} does not answer: {facts.inside_problem}", "no run can start", mend)
@@ -46,13 +46,25 @@ def python(facts: Facts) -> Finding:
     version = tuple(whole(each) or 0 for each in listed(facts.inside.get("version")))
     shown = ".".join(str(each) for each in version)
     if seen.get("exists") is False:
-        return failure(f"there is no {wanted} (looked with {used} {shown} instead)", "no run can start", make)
+        return failure(f"{gone} (looked with {used} {shown} instead)", "no run can start", make)
     if version[:2] < PYTHON_LEAST:
         least = ".".join(str(each) for each in PYTHON_LEAST)
         mend = f"make a venv of a newer Python and name it as `python:` of hosts.{facts.host.name}"
         return failure(f"{wanted} is Python {shown}", f"the trainer needs {least} or newer", mend)
     venv = facts.inside.get("prefix") != facts.inside.get("base_prefix")
     return ok(f"{wanted}: Python {shown}, {'in a virtual environment' if venv else 'the system’s own'}")
+
+
+def _no_python(wanted: str, broken: str) -> tuple[str, str]:
+    """(what was found in place of the interpreter, how to mend it)."""
+    other = "or set `python:` in hosts.yaml"
+    venv = wanted.rpartition("/bin/")[0] or wanted
+    if not broken:
+        return f"there is no {wanted}", f"make it: python3 -m venv {venv}, {other}"
+    if "leads to" in broken:
+        anew = f"python3 -m venv --clear {venv}, and install its packages again"
+        return f"{wanted} {broken}", f"the Python that it was made of is gone: {anew}; {other}"
+    return f"{wanted} {broken}", f"look at it: ls -l {wanted}; {other}"
 
 
 def packages(facts: Facts) -> Finding:
@@ -97,6 +109,13 @@ def torch(facts: Facts) -> Finding:
         mend = "mend or reinstall torch in that venv"
         return failure(f"import torch: {text(said.get('problem'))}", "no training can start", mend)
     version, build = text(said.get("version")), text(said.get("cuda"))
+    installed = text(mapping(facts.said("packages").get("versions")).get("torch"))
+    if installed and version_of(installed) != version_of(version):
+        return failure(
+            f"torch {version} is imported from {text(said.get('at')) or '?'}, and {installed} is installed",
+            "two of them are there: other packages were built for the one, and runs use the other",
+            "look for PYTHONPATH in `env`; pip uninstall torch until none is left, and install it again",
+        )
     took = f"imported in {duration(number(said.get('import_s')))}"
     expected = 0 if facts.simulated or facts.host.gpus.expect == 0 else len(facts.query.gpus)
     if not build:

@@ -280,6 +280,29 @@ def test_the_driver_is_asked_without_a_context(monkeypatch: pytest.MonkeyPatch) 
     assert doctor_torch.cuda() == {"problem": None, "error": "CUDA_ERROR_UNKNOWN"}
 
 
+@pytest.mark.parametrize("root", [False, True])
+def test_a_python_that_is_none_is_told_by_what_it_is(root: bool, tmp_path: Path) -> None:
+    """Also from a container's host, for which links lead into the container."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "plain").write_text("x")
+    (tmp_path / "bin" / "good").symlink_to(sys.executable)
+    gone = "/gone/python3.10" if root else str(tmp_path / "gone")
+    (tmp_path / "bin" / "python3").symlink_to(gone)
+    (tmp_path / "bin" / "python").symlink_to("python3")
+    top, place = (str(tmp_path), "") if root else ("", str(tmp_path))
+
+    def told(name: str) -> tuple[bool, str]:
+        found = doctor_host.interpreter(top, f"{place}/{name}")
+        return found["exists"], found["broken"]
+
+    assert told("bin/python") == (False, f"leads to {gone}, which is not there")
+    assert told("bin/plain") == (False, "is not executable")
+    assert told("bin") == (False, "is a folder")
+    assert told("bin/none") == told("none/python") == (False, "")
+    if not root:
+        assert told("bin/good") == (True, "")
+
+
 def compilers(folder: Path, script: str = "") -> str:
     """A PATH with a gcc that does as `script` says; without one an empty folder."""
     if script:
