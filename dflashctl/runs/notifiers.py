@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import http.client
 import json
 import os
 import shlex
@@ -16,6 +17,7 @@ import urllib.request
 from collections.abc import Callable
 
 from dflashctl.errors import UsageError
+from dflashctl.render.json import finite
 from dflashctl.render.text import line
 from dflashctl.runs.notify import News
 
@@ -41,6 +43,11 @@ def desktop() -> Notifier | None:
 def _words(news: News) -> list[str]:
     """Title and body: one line each, controls escaped."""
     return [line(news.title), line("; ".join(news.evidence[:3]))]
+
+
+def _body(news: News) -> bytes:
+    """The JSON that leaves this machine: evidence is a line of the log, and may hold a secret."""
+    return json.dumps(finite(news.document())).encode()
 
 
 def _notify_send(news: News) -> str:
@@ -69,7 +76,7 @@ def command(words: str) -> Notifier:
             "DFLASH_HOST": news.host,
             "DFLASH_EVIDENCE": line("; ".join(news.evidence)),
         }
-        return run_argv(argv, json.dumps(news.document()).encode(), told)
+        return run_argv(argv, _body(news), told)
 
     return send
 
@@ -109,7 +116,7 @@ def webhook(url: str, sleep: Callable[[float], None] = time.sleep) -> Notifier:
     place = f"webhook at {parts.hostname}"
 
     def send(news: News) -> str:
-        body = json.dumps(news.document()).encode()
+        body = _body(news)
         why = ""
         for attempt in range(TRIES):
             if attempt:
@@ -123,7 +130,7 @@ def webhook(url: str, sleep: Callable[[float], None] = time.sleep) -> Notifier:
                 error.close()
                 if error.code < 500 and error.code != 429:
                     return why
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 why = f"{place}: {getattr(error, 'reason', None) or type(error).__name__}"
         return why
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from dflashctl.cli.main import run
 from dflashctl.errors import UsageError
+from dflashctl.render import secrets
 from dflashctl.runs import notifiers
 from dflashctl.runs.facts import RunFacts
 from dflashctl.runs.notify import News, Once
@@ -149,6 +151,42 @@ def test_a_webhook_gets_the_json(hook: tuple[str, type[Hook]]) -> None:
     url, handler = hook
     assert notifiers.webhook(url)(NEWS) == ""
     assert handler.bodies == [NEWS.document()]
+
+
+def test_a_secret_in_the_evidence_leaves_this_machine_by_no_channel(
+    hook: tuple[str, type[Hook]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_RUN", "hunter2x")
+    secrets.begin({})
+    secrets.hide(["OF_THE_RUN"])
+    news = News("ct200", RUN_ID, "local", "failed", ("log line 3: ValueError: no access with hunter2x",))
+    try:
+        url, handler = hook
+        assert notifiers.webhook(url)(news) == ""
+        got = tmp_path / "got"
+        command = f"sh -c 'cat > {got}; echo \"$DFLASH_EVIDENCE\" >> {got}'"
+        assert notifiers.command(command)(news) == ""
+    finally:
+        secrets.begin({})
+    assert handler.bodies[0]["evidence"] == ["log line 3: ValueError: no access with ***"]
+    assert got.read_text().count("with ***") == 2 and "hunter2x" not in got.read_text()
+
+
+def test_a_webhook_that_speaks_no_http_is_said_and_ends_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for _ in range(notifiers.TRIES):
+                other, _where = server.accept()
+                with other:
+                    other.recv(65536)
+                    other.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        said = notifiers.webhook(f"http://127.0.0.1:{server.getsockname()[1]}/x", lambda s: None)(NEWS)
+        thread.join(10)
+    assert said == "webhook at 127.0.0.1: BadStatusLine"
 
 
 def test_a_webhook_is_tried_again_and_its_secret_not_told(hook: tuple[str, type[Hook]]) -> None:
