@@ -2,11 +2,13 @@
 
 A peer that fails because another has failed is a consequence, however early its error was written: it raises
 PeerLost, or ends by the agent's signal. Of what is left, an error that a rank wrote itself says more than a
-heartbeat that grew old, that more than a death by signal, that more than an early exit.
+heartbeat that grew old, that more than a death by signal, that more than an early exit. But a heartbeat that
+was found to be too old only after another rank had gone without a word is no cause.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ class Trace:
     step: int | None = None
     hung_s: float | None = None  # how old its heartbeat was when the launcher ended it for that
     died_at: float | None = None  # seconds since the epoch, as the launcher saw it
+    hung_at: float | None = None  # the same, when it was found to hang
     stacks: str = ""  # where its threads stood when it was found to hang
 
     @property
@@ -41,12 +44,13 @@ def root_cause(traces: Sequence[Trace]) -> dict[str, Any] | None:
     own = [trace for trace in traces if _own(trace)]
     if own:
         return _told(min(own, key=lambda trace: float((trace.error or {}).get("wall", 0.0))))
-    hung = [trace for trace in traces if trace.hung_s is not None]
+    silent = [trace for trace in traces if trace.error is None]
+    hung = [trace for trace in traces if trace.hung_s is not None and not _after_a_death(trace, silent)]
     if hung:
         # The one that came least far: the others may have waited for it.
         first = min(hung, key=lambda trace: (-1 if trace.step is None else trace.step, trace.rank))
         return _found(first, f"no heartbeat for {first.hung_s:.0f} s: it hung, and was ended")
-    silent = [trace for trace in traces if trace.error is None]
+    silent = [trace for trace in silent if trace.hung_s is None]  # the launcher itself killed those that hung
     killed = [trace for trace in silent if trace.exit_code < 0 and trace.exit_code not in TOLD_TO_END]
     if killed:
         first = _earliest(killed)
@@ -70,6 +74,12 @@ def despite_stop(traces: Sequence[Trace]) -> dict[str, Any] | None:
     other ends are the stop's.
     """
     return root_cause([each for each in traces if each.hung_s is not None or _own(each)])
+
+
+def _after_a_death(hung: Trace, silent: Sequence[Trace]) -> bool:
+    """Whether another rank had gone without a word, and untold, before this one was found to hang."""
+    gone = [each for each in silent if each.hung_s is None and each.exit_code not in TOLD_TO_END]
+    return any((each.died_at or math.inf) < (hung.hung_at or 0.0) for each in gone if each.phase != "done")
 
 
 def _own(trace: Trace) -> bool:

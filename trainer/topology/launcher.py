@@ -58,8 +58,8 @@ class Launcher:
     def __init__(self, run: Path, ranks: int) -> None:
         self.run, self.ranks, self.alone = run, ranks, ranks == 1
         self.pulses, self.quiet, self.reserve = Pulses(ranks), Quiet(), Reserve(run)
-        self.hung: dict[int, float] = {}
-        self.hung_at: dict[int, Sign] = {}  # its sign then: a signal may wake it up for its last second
+        self.hung: dict[int, tuple[float, float]] = {}  # how long it was quiet, and when that was found
+        self.last_sign: dict[int, Sign] = {}  # of one that hung: a signal may wake it up for its last second
         self.gone: dict[int, float] = {}  # before they were done: when it was seen
         self.ended: set[int] = set()  # by this process, after another's failure
         self.deaths: Deaths = {}
@@ -155,11 +155,11 @@ class Launcher:
         }
         if not hung:
             return
-        before = {rank: _size(self._stacks_of(signs[rank])) for rank in hung}
+        found, before = time.time(), {rank: _size(self._stacks_of(signs[rank])) for rank in hung}
         self._signal(signs, signal.SIGUSR1)
         time.sleep(STACKS_S)
         for rank, seconds in hung.items():
-            self.hung[rank], self.hung_at[rank] = seconds, signs[rank]
+            self.hung[rank], self.last_sign[rank] = (seconds, found), signs[rank]
             self.stacks[rank] = _text_from(self._stacks_of(signs[rank]), before[rank])
             _send(signs[rank], signal.SIGKILL)
 
@@ -225,7 +225,7 @@ class Launcher:
         return self.run / f"stacks-{sign['pid']}.txt"
 
     def _trace(self, rank: int) -> Trace:
-        sign, error = self.hung_at.get(rank) or self.pulses.read().get(rank, {}), None
+        sign, error = self.last_sign.get(rank) or self.pulses.read().get(rank, {}), None
         path = self._cause_of(rank)
         with suppress(OSError, ValueError):
             if not (self.alone and _stamp(path) == self._history):
@@ -235,8 +235,9 @@ class Launcher:
         if code == -signal.SIGKILL and rank in self.ended:
             code = TOLD_TO_END[0]
         phase, step = str(sign.get("phase", "")), sign.get("step")
-        hung, stacks = self.hung.get(rank), self.stacks.get(rank, "")
-        return Trace(rank, code, error, phase, step, hung, self.gone.get(rank, at), stacks)
+        hung_s, hung_at = self.hung.get(rank, (None, None))
+        stacks, died_at = self.stacks.get(rank, ""), self.gone.get(rank, at)
+        return Trace(rank, code, error, phase, step, hung_s, died_at, hung_at, stacks)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -60,6 +60,35 @@ LOST = error("PeerLost: rank 0 of 3: gradients of step 5: Connection closed by p
             1,
             "no heartbeat for 64 s",
         ),
+        # Found to hang when another had gone already: in a long call, and nobody answers it any more.
+        (
+            [
+                Trace(0, KILL, LOST, phase="training", step=2, hung_s=4.1, hung_at=13.5),
+                Trace(1, 0, phase="training", step=2, died_at=12.0),
+            ],
+            1,
+            "exit status 0 before",
+        ),
+        (
+            [
+                Trace(0, KILL, phase="training", step=2, hung_s=4.1, hung_at=13.5),
+                Trace(1, KILL, phase="training", step=2, died_at=12.0),
+            ],
+            1,
+            "ended by SIGKILL",
+        ),
+        # Gone because one hangs: with a word of its lost peer, by the agent's signal, or only afterwards.
+        (
+            [
+                Trace(0, KILL, phase="training", step=5, hung_s=61.0, hung_at=13.5),
+                Trace(1, 76, LOST, phase="training", step=5, died_at=12.0),
+                Trace(2, TERM, phase="training", step=5, died_at=13.0),
+                Trace(3, KILL, phase="training", step=5, died_at=14.0),
+                Trace(4, phase="done", died_at=11.0),
+            ],
+            0,
+            "no heartbeat for 61 s",
+        ),
         # Nothing but consequences: the earliest death.
         ([Trace(0, 76, LOST, died_at=5.0), Trace(1, TERM, died_at=5.2)], 0, "PeerLost"),
         ([Trace(0, 76, LOST, died_at=5.0), Trace(1, 143, died_at=4.9)], 1, "ended by SIGTERM"),
