@@ -1,4 +1,5 @@
-"""Compile our Triton kernels for an H100 or H200, which needs no GPU, at the sizes of real runs.
+"""Compile our Triton kernels for an H100 or H200, and those of attention for cards with less shared memory,
+which needs no GPU, at the sizes of real runs.
 
 Prints one JSON object: bytes of shared memory by kernel.
 """
@@ -12,10 +13,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from trainer.model import accumulate, accumulate_kernel, attention_kernel, spans, turn, turn_kernel
+from trainer.model import (
+    accumulate,
+    accumulate_kernel,
+    attention_kernel,
+    block_attention,
+    spans,
+    turn,
+    turn_kernel,
+)
 from trainer.training import adamw, adamw_kernel, errors_kernel
 
-TARGET = GPUTarget("cuda", 90, 32)
+HOPPER, ADA = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 89, 32)
+ADA_BYTES = 99 * 1024  # of shared memory that a program gets
 WIDE = {"logs", "dots", "weight", "cos", "sin", "parts", "losses", "gradient", "first", "second", "total"}
 WIDE |= {"rate", "count", "divisor", "bad"}
 NUMBERS = {"scale", "factor", "eps", "beta1", "beta2", "log2_beta1", "log2_beta2", "decay"}
@@ -23,7 +33,9 @@ WHOLE = {"queries", "tokens", "keys", "rows", "elements", "words", "stride"}
 INDICES = {"low": "*i32", "high": "*i32", "spans": "*i32", "labels": "*i64", "right": "*i1"}
 
 
-def shared(kernel: Any, constants: dict[str, Any], warps: int, stages: int = 3) -> int:
+def shared(
+    kernel: Any, constants: dict[str, Any], warps: int, stages: int = 3, target: GPUTarget = HOPPER
+) -> int:
     signature: dict[str, str] = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -41,14 +53,19 @@ def shared(kernel: Any, constants: dict[str, Any], warps: int, stages: int = 3) 
         if name not in constants and name not in NUMBERS
     }
     source = ASTSource(kernel, signature, constexprs=places, attrs=aligned)
-    made = triton.compile(source, target=TARGET, options={"num_warps": warps, "num_stages": stages})
+    made = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
     return int(made.metadata.shared)
 
 
-def attention(kernel: Any, tiles: spans.Tiles, own: int | bool) -> int:
+def attention(kernel: Any, tiles: spans.Tiles, own: int | bool, shared_bytes: int | None = None) -> int:
+    stages = block_attention.stages_of(tiles, shared_bytes)
     sizes = {"HEADS": 32, "GROUPS": 8, "SIZE": 128, "PACK": 4, "BLOCK": 16, "CAUSAL": False}
     return shared(
-        kernel, {**sizes, "ROWS": tiles.rows, "KEYS": tiles.keys, "OWN": own}, tiles.warps, tiles.stages
+        kernel,
+        {**sizes, "ROWS": tiles.rows, "KEYS": tiles.keys, "OWN": own},
+        tiles.warps,
+        stages,
+        HOPPER if shared_bytes is None else ADA,
     )
 
 
@@ -58,6 +75,11 @@ if __name__ == "__main__":
         "forward": attention(attention_kernel.forward, spans.FORWARD, spans.FORWARD.own),
         "query_gradients": attention(attention_kernel.query_gradients, spans.QUERIES, spans.QUERIES.own),
         "key_gradients": attention(attention_kernel.key_gradients, spans.KEYS, False),
+        "forward, Ada": attention(attention_kernel.forward, spans.FORWARD, spans.FORWARD.own, ADA_BYTES),
+        "query_gradients, Ada": attention(
+            attention_kernel.query_gradients, spans.QUERIES, spans.QUERIES.own, ADA_BYTES
+        ),
+        "key_gradients, Ada": attention(attention_kernel.key_gradients, spans.KEYS, False, ADA_BYTES),
         "turn": shared(turn_kernel.forward, heads, turn.WARPS),
         "turn back": shared(turn_kernel.gradients, heads, turn.WARPS),
         "errors": shared(errors_kernel._errors, {"COLUMNS": errors_kernel.COLUMNS}, errors_kernel.WARPS),

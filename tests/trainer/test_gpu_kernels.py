@@ -19,10 +19,12 @@ from trainer import config as configs
 from trainer.bench.shapes import SHAPES, drafter_of
 from trainer.config import Policy
 from trainer.errors import ConfigError, Refused
-from trainer.model import gpu_kernels
+from trainer.model import accumulate, gpu_kernels, spans, turn
+from trainer.model.block_attention import stages_of
 from trainer.model.gpu_kernels import Facts, driver_problem, run_here, why_none
 from trainer.run.preflight import kernels_wanted
 from trainer.run.setup import choose_reading
+from trainer.training import adamw, loss
 from trainer.training.compiled import where_it_pays
 from trainer.training.execution import Execution
 from trainer.training.step import attention_of
@@ -62,6 +64,43 @@ def test_without_kernels_a_step_is_torchs_own(facts: Facts, box: Any) -> None:
     assert attention_of("auto", "cpu", torch.bfloat16, shape) == "dense"
     assert where_it_pays(len, on_a_gpu) is len  # type: ignore[arg-type]
     assert not run_here()
+
+
+class OnAGpu(Tensor):
+    """A CPU's tensor that says otherwise: a kernel of ours would fail on it."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+def told(tensor: Tensor) -> Tensor:
+    return tensor.as_subclass(OnAGpu)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("facts", [BARE, OLD])
+def test_each_operation_with_a_kernel_does_without_it(facts: Facts, box: Any) -> None:
+    x = torch.randn(2, 8, 4, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    hidden, head, labels = x.flatten(0, 2), torch.eye(16).bfloat16(), torch.arange(64) % 16
+    part = torch.ones(accumulate.LEAST, dtype=torch.bfloat16)
+    box(Facts())
+    assert turn.runs_here(told(x)) and adamw._fits(told(x.float()))
+    assert not turn.runs_here(x) and not adamw._fits(x.float())
+    box(facts)
+    assert not turn.runs_here(told(x)) and not adamw._fits(told(x.float()))
+    assert torch.equal(accumulate.accumulate(None, told(part)).as_subclass(Tensor), part.float())
+    found = loss._chunk(told(hidden), head, labels, None, kl=False)
+    for one, other in zip(found, loss._chunk(hidden, head, labels, None, kl=False), strict=True):
+        assert torch.equal(one.as_subclass(Tensor), other)
+
+
+@pytest.mark.parametrize(
+    ("shared_kib", "stages"), [(None, [3, 3, 2]), (227, [3, 3, 2]), (163, [3, 3, 2]), (99, [2, 2, 2])]
+)
+def test_cards_with_little_shared_memory_have_fewer_loads_under_way(
+    shared_kib: int | None, stages: list[int]
+) -> None:
+    """test_triton_kernels.py compiles for them, and measures what a program takes."""
+    given = None if shared_kib is None else 1024 * shared_kib
+    assert [stages_of(each, given) for each in (spans.FORWARD, spans.QUERIES, spans.KEYS)] == stages
 
 
 @pytest.mark.parametrize("wish", ["flex", "triton"])
@@ -139,7 +178,7 @@ def test_triton_itself_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return Active()
 
-    for error, told in (
+    for error, answer in (
         (RuntimeError(f"{NO_COMPILER}\nand more"), NO_COMPILER),
         (
             subprocess.CalledProcessError(1, ["gcc", "main.c"]),
@@ -148,7 +187,7 @@ def test_triton_itself_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         (AssertionError(), "AssertionError"),
     ):
         monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace(driver=fails(error)))
-        assert driver_problem() == told
+        assert driver_problem() == answer
     monkeypatch.setitem(sys.modules, "triton.runtime", None)
     assert "triton" in str(driver_problem())
 

@@ -54,6 +54,9 @@ def test_they_compile_for_a_gpu() -> None:
         "forward",
         "query_gradients",
         "key_gradients",
+        "forward, Ada",
+        "query_gradients, Ada",
+        "key_gradients, Ada",
         "turn",
         "turn back",
         "errors",
@@ -61,4 +64,5 @@ def test_they_compile_for_a_gpu() -> None:
         "add",
     }
     for name, shared in found.items():
-        assert shared <= 227 * 1024, name  # bytes of a program, of those that an H100 or H200 gives out
+        most = 99 if "Ada" in name else 227  # KiB of a program that an L40S, or an H100 or H200, gives out
+        assert shared <= most * 1024, name

@@ -7,6 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trainer.model.gpu_kernels import run_here
+
 BLOCK = 2048
 LEAST = 1 << 20  # elements, below which a launch of ours costs more time than it saves
 
@@ -14,7 +16,8 @@ LEAST = 1 << 20  # elements, below which a launch of ours costs more time than i
 def accumulate(total: Tensor | None, part: Tensor) -> Tensor:
     """`total` with `part` added in place; a new sum of it where there is none. float32 at least."""
     wide = torch.promote_types(part.dtype, torch.float32)
-    if part.is_cuda and part.numel() >= LEAST and part.dtype in (torch.bfloat16, torch.float16):
+    narrow = part.dtype in (torch.bfloat16, torch.float16)
+    if part.is_cuda and narrow and part.numel() >= LEAST and run_here():
         made = torch.empty_like(part, dtype=wide) if total is None else total
         if _alike(made, part):
             return add_by_kernel(made, part, first=total is None)

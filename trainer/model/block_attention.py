@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from trainer.model import spans as sizes
+from trainer.model.gpu_kernels import facts_here
 from trainer.model.spans import Spans, Tiles
 
 LOG2_E = 1.4426950408889634
 SIZES = (16, 32, 64, 128)  # of a head
+ROOM = (
+    1 << 17
+)  # bytes of shared memory that the largest takes; 8.6, 8.9 and 12.0 (A6000, L40S, RTX) give 99 KiB
 
 
 def why_not_here(device_type: str, dtype: torch.dtype, head_size: int) -> str | None:
@@ -65,8 +69,18 @@ def _shape(q: Tensor, k: Tensor, block_size: int, causal: bool, pack: int) -> di
     }
 
 
+def stages_of(tiles: Tiles, shared_bytes: int | None) -> int:
+    """Loads under way at once, as far as a GPU has room for them.
+
+    Args:
+        shared_bytes: that it gives a program; None: unknown.
+    """
+    return tiles.stages if shared_bytes is None or shared_bytes >= ROOM else min(tiles.stages, 2)
+
+
 def _of(tiles: Tiles) -> dict[str, Any]:
-    return {"ROWS": tiles.rows, "KEYS": tiles.keys, "num_warps": tiles.warps, "num_stages": tiles.stages}
+    stages = stages_of(tiles, facts_here().shared_bytes)
+    return {"ROWS": tiles.rows, "KEYS": tiles.keys, "num_warps": tiles.warps, "num_stages": stages}
 
 
 @torch.library.custom_op("dflash::block_attention", mutates_args=())

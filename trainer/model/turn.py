@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.model.gpu_kernels import run_here
+
 ROWS = 32  # heads of tokens in a tile
 PROGRAMS = 2048  # at most, of the gradients; the sum of their parts has one order
 WARPS = 2
@@ -15,7 +17,8 @@ SIZES = (16, 32, 64, 128, 256)  # of a head
 
 def runs_here(x: Tensor) -> bool:
     """Whether the kernels take these: 16-bit numbers on a GPU, heads of a size that they know."""
-    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] in SIZES
+    fits = x.dtype in (torch.bfloat16, torch.float16) and x.shape[-1] in SIZES
+    return x.is_cuda and fits and run_here()
 
 
 def normed_turned(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.model.gpu_kernels import run_here
 from trainer.training.twins import keeps_up, twin_of
 
 BLOCK = 1024
@@ -80,4 +81,4 @@ def _pays(members: list[Tensor]) -> bool:
 
 
 def _fits(tensor: Tensor) -> bool:
-    return tensor.is_cuda and tensor.dtype == torch.float32 and tensor.is_contiguous()
+    return tensor.is_cuda and tensor.dtype == torch.float32 and tensor.is_contiguous() and run_here()
