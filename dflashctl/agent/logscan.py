@@ -115,9 +115,7 @@ def exception_after(data: bytes, header: int) -> Tuple[int, str]:
     answers with the header.
     """
     begin, end = line_around(data, header)
-    prefix = data[begin:header]
-    if data.find(b"\n" + prefix + b"  File ", end, end + OPEN_BYTES) < 0:
-        prefix = b""  # only the header has it: a time, or a line that had not ended
+    prefix = prefix_of(data, header)
     source = b""
     position = end + 1
     for _ in range(2000):
@@ -135,6 +133,14 @@ def exception_after(data: bytes, header: int) -> Tuple[int, str]:
                 return position, show(rest + (b" \xe2\x80\xa6 " + source if bare else b""))
         position = stop + 1
     return begin, show(data[header:end])
+
+
+def prefix_of(data: bytes, header: int) -> bytes:
+    """What stands before each line of the traceback whose header is at `header`; empty where only the header
+    has it: a time, or a line that had not ended."""
+    begin, end = line_around(data, header)
+    prefix = data[begin:header]
+    return prefix if data.find(b"\n" + prefix + b"  File ", end, end + OPEN_BYTES) >= 0 else b""
 
 
 def last_step(

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Callable, Deque, Dict, Iterator, List, Optiona
 
 from . import AgentError, logindex
 from .logknown import Known, Matcher, line_around
-from .logscan import _TRACEBACK, BLOCK_BYTES, exception_after, settled
+from .logscan import _TRACEBACK, BLOCK_BYTES, exception_after, prefix_of, settled
 from .ownlog import log_file
 from .pick import one_run
 from .runfolder import RunFolder
@@ -33,6 +33,14 @@ TEXT_BYTES = 2000
 BATCH = 200
 ERROR = b"error: "
 MESSAGE_GOES_ON = (b"next: ", b"  ", ERROR)
+MESSAGE_LINES = 100
+MESSAGE_BELOW = (
+    b"  ", b"\t", b"During handling of the above", b"The above exception was",
+    b"ncclUnhandledCudaError", b"ncclSystemError", b"ncclInternalError", b"ncclRemoteError",
+    b"ncclInvalidUsage", b"Last error:", b"Cuda failure", b"Search for `cuda", b"CUDA kernel errors might",
+    b"For debugging consider", b"Compile with `TORCH_USE", b"Device-side assertion",
+)  # fmt: skip
+"""How further lines of an exception's message begin; others cannot be told from what is logged next."""
 SAY_S = 1.0
 
 Found = Tuple[int, int, int]
@@ -168,7 +176,7 @@ def errors_in(data: bytes, matcher: Matcher) -> Iterator[Found]:
     while header >= 0:
         begin = line_around(data, header)[0]
         until = line_around(data, exception_after(data, header)[0])[1]
-        until = max(until, line_around(data, header)[1])
+        until = message_end(data, max(until, line_around(data, header)[1]), prefix_of(data, header))
         position = begin
         while position < until:
             end = line_around(data, position)[1]
@@ -181,6 +189,25 @@ def errors_in(data: bytes, matcher: Matcher) -> Iterator[Found]:
         newlines += data.count(b"\n", counted, begin)
         counted = begin
         yield begin, end, newlines
+
+
+def message_end(data: bytes, end: int, prefix: bytes) -> int:
+    """Where a message of several lines ends whose first line ends at `end`: to it belongs what is indented,
+    what NCCL and CUDA write below theirs, and the sentence that leads to the next exception of a chain; each
+    behind the prefix that all lines of the traceback have."""
+    after = end
+    for _ in range(MESSAGE_LINES):
+        begin = after + 1
+        if begin >= len(data) or (prefix and not data.startswith(prefix, begin)):
+            break
+        after = line_around(data, begin)[1]
+        line = data[begin + len(prefix) : after]
+        if not line.strip():
+            continue
+        if _TRACEBACK in line or not line.startswith(MESSAGE_BELOW):
+            break
+        end = after
+    return end
 
 
 def _messages(data: bytes) -> Iterator[Tuple[int, int]]:

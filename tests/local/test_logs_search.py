@@ -92,6 +92,31 @@ def test_errors_are_whole_tracebacks_and_known_failures(box: Any, cli: Callable[
     assert cli("t", "--errors")[2] == "no line of the log tells of trouble\n"
 
 
+@pytest.mark.parametrize(
+    ("prefix", "message", "after"),
+    [
+        (
+            "[rank0]: ",
+            ["DistBackendError: NCCL error", "Last error:", "Cuda failure 999"],
+            "[rank0]: step 2",
+        ),
+        ("", ["DistBackendError: NCCL error", "Last error:", "Cuda failure 999"], "step 2"),
+        ("", ["AcceleratorError: CUDA error", "CUDA kernel errors might be reported late."], "step 2"),
+        ("", ["Unsupported: Graph break", "  Explanation: x", "", "  Hint: y"], "step 2"),
+        ("", ["ValueError: x"], " 5% of an epoch"),
+        ("", ["ValueError: x", "", "The above exception was the direct cause of the following"], "step 2"),
+    ],
+)
+def test_a_message_of_several_lines_is_whole(
+    prefix: str, message: list[str], after: str, box: Any, cli: Callable[..., Any]
+) -> None:
+    trace = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "    f()", *message]
+    lines = [prefix + each for each in trace]
+    ended(box, "\n".join(["step 1", *lines, after, "step 3"]).encode())
+    wanted = [f"{number}: {each}" for number, each in enumerate(lines, 2) if each.strip()]
+    assert [each for each in cli("t", "--errors")[1].splitlines() if not each.endswith(": ")] == wanted
+
+
 @pytest.mark.parametrize("before", ["", "step 1\n", "step 1\n" + TRACE])
 def test_errors_are_also_the_messages_of_a_program_that_shows_no_traceback(
     box: Any, cli: Callable[..., Any], before: str
