@@ -27,6 +27,7 @@ from trainer.run.loop import Trainer
 from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
 from trainer.topology.work import accumulate, shares
+from trainer.training.schedule import lr_factor
 
 
 def train(made: dict[str, Any], folder: Path, resume: Path | None = None, allow: bool = False) -> list[str]:
@@ -200,7 +201,24 @@ def test_changes_may_be_allowed_and_are_said(old: Path, target: Path, tmp_path: 
     longer = section(target, budget={"steps": STEPS + 4})
     said = train(longer, tmp_path / "new", at(old, STEPS), allow=True)
     assert "WARNING: other than in the checkpoint: train.budget.steps: 24 there, 28 here" in said
+    entries = [json.loads(line) for line in (tmp_path / "new" / "metrics.jsonl").read_text().splitlines()]
+    rates = {entry["step"]: entry["lr"] for entry in entries if "lr" in entry}
+    peak, schedule = longer["optimizer"]["lr"], configs.load(longer).schedule
+    assert rates == {  # the longer run's own, from the step that is reached
+        step + 1: pytest.approx(peak * lr_factor(schedule, step, step / (STEPS + 4), 2))
+        for step in range(STEPS, STEPS + 4)
+    }
     assert sorted(losses(tmp_path / "new")) == list(range(STEPS + 1, STEPS + 5))
+
+
+@pytest.mark.parametrize("budget", [{"train_s": 30.0}, {"train_s": 30.0, "total_s": 600.0}])
+def test_time_that_is_used_up_is_used_up_for_a_run_that_goes_on(
+    old: Path, target: Path, tmp_path: Path, budget: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Progress, "from_json", lambda facts: Progress(facts["schedule"]["step"], 30.0))
+    said = train(section(target, budget=budget), tmp_path / "on", old, allow=True)
+    assert f"all {STEPS} steps are done: only what was trained is measured" in said
+    assert checkpoint.read_facts(at(tmp_path / "on", STEPS))["schedule"]["step"] == STEPS
 
 
 def test_other_code_is_said_and_allowed(old: Path, target: Path, tmp_path: Path) -> None:

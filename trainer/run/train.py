@@ -247,8 +247,8 @@ def _seconds(trainer: Trainer, progress: resume.Progress, elapsed_s: float) -> f
     if trainer.evaluator:
         # More prompts than before training, but fewer passes: each accepts more tokens.
         reserve = min(1.5 * trainer.evaluator.last_s, AFTER_SHARE * budget.total_s)
-    rest = budget.total_s - elapsed_s - reserve - SAVE_RESERVE_S
-    return max(1.0, rest if left is None else min(rest, left))
+    rest = max(1.0, budget.total_s - elapsed_s - reserve - SAVE_RESERVE_S)
+    return rest if left is None else min(rest, left)
 
 
 def _show_measured(trainer: Trainer, say: Say) -> None:
