@@ -22,7 +22,7 @@ from trainer import failures, recipe_file
 from trainer.bench.cli import bench
 from trainer.data.cli import data, prepare
 from trainer.data.regenerate_cli import regenerate
-from trainer.errors import Stopped, TrainerError
+from trainer.errors import ConfigError, Stopped, TrainerError
 from trainer.evaluation.cli import eval
 from trainer.export.cli import export, import_
 from trainer.machine import importing, prepare_environment
@@ -64,9 +64,15 @@ def read_config(path: Path) -> configs.TrainConfig:
     return recipe_file.read(path).config()
 
 
-def _refuse(recipe: Path) -> None:
-    """Raises ConfigError for a recipe that cannot be run."""
+def _refuse(recipe: Path, resume: Path | None) -> None:
+    """Raises ConfigError for a recipe that cannot be run, and for nothing to go on from."""
     read_config(recipe)
+    if resume is not None and not resume.is_dir():
+        raise ConfigError(
+            "no such folder to resume from",
+            where=str(resume),
+            next="name a run's folder, or one of its checkpoints/step-* folders",
+        )
 
 
 def run_folder() -> Path:
@@ -105,7 +111,7 @@ def train(
     prepare_environment()
     lose_lines_that_do_not_fit()
     if "DFLASH_RUN_DIR" not in os.environ:  # by hand: a recipe that is refused leaves no folder behind
-        refused = guarded(partial(_refuse, recipe), None)
+        refused = guarded(partial(_refuse, recipe, resume), None)
         if refused:
             raise SystemExit(refused)
     files = _begun()

@@ -6,6 +6,7 @@ Run: python -m pytest tests/trainer/test_cheap_refusals.py
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def refused(folder: Path) -> dict[str, tuple[int, str, bool]]:
     """What each command line answered: exit code, text, and whether torch was in by then."""
-    demo, out = str(DEMO), str(folder / "out")
+    demo, out, made_in = str(DEMO), str(folder / "out"), folder / "there"
     other, weightless, there = (str(folder / name) for name in ("other", "weightless", "there"))
     rows, broken = str(folder / "rows.jsonl"), str(folder / "broken.jinja")
     answers = ["regenerate", rows, "--out", out, "--target"]
@@ -94,11 +95,19 @@ def refused(folder: Path) -> dict[str, tuple[int, str, bool]]:
         "regenerate: no file": ["regenerate", "/nowhere", "--out", out, "--target", demo],
         "regenerate: no template": [*answers, demo],
         "regenerate: bad template": [*answers, demo, "--chat-template", broken],
+        "train: nothing to resume": ["train", str(DEMO.parents[1] / "demo.yaml"), "--resume", "/nowhere"],
         "prepare: bad template": ["prepare", rows, "--target", demo, "--out", out, "--chat-template", broken],
     }
+    env = {key: value for key, value in os.environ.items() if not key.startswith("DFLASH")}
     done = subprocess.run(
-        [sys.executable, "-c", EVERY_CASE, json.dumps(cases)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", EVERY_CASE, json.dumps(cases)],
+        cwd=made_in,
+        env=env | {"PYTHONPATH": str(DEMO.parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
+    assert not (made_in / "runs").exists()
     assert done.returncode == 0, done.stderr
     found: dict[str, tuple[int, str, bool]] = json.loads(done.stdout)
     assert list(found) == list(cases)
@@ -128,6 +137,7 @@ def test_every_refusal_comes_without_torch(refused: dict[str, tuple[int, str, bo
         ("data show: no target", "--target: needed for a file that is not prepared"),
         ("regenerate: no file", "/nowhere: no such file"),
         ("regenerate: bad template", "the chat template is not valid"),
+        ("train: nothing to resume", "/nowhere: no such folder to resume from"),
         ("prepare: bad template", "the chat template is not valid"),
     ],
 )
