@@ -7,7 +7,10 @@ from dflashctl.doctor.findings import Finding, failure, not_known, ok
 from dflashctl.doctor.rules_cuda import for_gpus
 from dflashctl.runs.facts import listed, text
 
-MEANS = "Triton builds a small C program at its first kernel: a run on GPUs ends there"
+MEANS = (
+    "Triton builds a small C program at its first kernel: torch.compile and other programs end there, "
+    "and the trainer goes on without kernels, slower and with more memory"
+)
 
 
 def compiler(facts: Facts) -> Finding:

@@ -85,7 +85,10 @@ def test_a_healthy_line_matches_nothing(healthy: str) -> None:
         ("torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.", "peer-gone"),
         ("RuntimeError: Failed to find C compiler. Please specify via CC", "no-c-compiler"),
         ("InvalidCxxCompiler: No working C++ compiler found in cpp.cxx", "no-c-compiler"),
-        ("/usr/bin/ld: cannot find -lcuda: No such file or directory", "triton-launcher-build"),
+        (
+            "WARNING: no GPU kernels: Triton cannot build kernels: gcc fails; it needs Python's headers",
+            "no-gpu-kernels",
+        ),
         ("AssertionError: libcuda.so cannot found!", "triton-launcher-build"),
         ("ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'", "triton-ptxas"),
         ("RuntimeError: No valid triton configs. OutOfMemoryError: out of resource: t", "triton-resources"),
@@ -204,3 +207,8 @@ def test_words_say_meaning_versions_and_what_to_do() -> None:
 def test_a_broken_table_is_refused_with_the_rows_name(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         failures.parse(text)
+
+
+def test_the_trainers_own_warning_of_kernels_that_it_goes_without_is_none_of_a_dying_run() -> None:
+    line = "WARNING: no GPU kernels: Triton cannot build kernels: Failed to find C compiler. Please specify"
+    assert [(row.name, row.severity) for row in failures.find(line)] == [("no-gpu-kernels", "warning")]
