@@ -31,6 +31,7 @@ class Trace:
     hung_s: float | None = None  # how old its heartbeat was when the launcher ended it for that
     died_at: float | None = None  # seconds since the epoch, as the launcher saw it
     hung_at: float | None = None  # the same, when it was found to hang
+    allowed_s: float | None = None  # how old its heartbeat might have become
     stacks: str = ""  # where its threads stood when it was found to hang
 
     @property
@@ -49,7 +50,8 @@ def root_cause(traces: Sequence[Trace]) -> dict[str, Any] | None:
     if hung:
         # The one that came least far: the others may have waited for it.
         first = min(hung, key=lambda trace: (-1 if trace.step is None else trace.step, trace.rank))
-        return _found(first, f"no heartbeat for {first.hung_s:.0f} s: it hung, and was ended")
+        allowed = "" if first.allowed_s is None else f" ({first.phase} allows {first.allowed_s:.0f} s)"
+        return _found(first, f"no heartbeat for {first.hung_s:.0f} s{allowed}: it hung, and was ended")
     silent = [trace for trace in silent if trace.hung_s is None]  # the launcher itself killed those that hung
     killed = [trace for trace in silent if trace.exit_code < 0 and trace.exit_code not in TOLD_TO_END]
     if killed:

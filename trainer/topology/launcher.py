@@ -237,7 +237,7 @@ class Launcher:
         phase, step = str(sign.get("phase", "")), sign.get("step")
         hung_s, hung_at = self.hung.get(rank, (None, None))
         stacks, died_at = self.stacks.get(rank, ""), self.gone.get(rank, at)
-        return Trace(rank, code, error, phase, step, hung_s, died_at, hung_at, stacks)
+        return Trace(rank, code, error, phase, step, hung_s, died_at, hung_at, sign.get("deadline_s"), stacks)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -120,7 +120,10 @@ def test_where_a_rank_hung_is_its_traceback() -> None:
         ([Trace(0, 143), Trace(1, 130), Trace(2, KILL)], None),
         ([Trace(0, 143), Trace(1, 76, LOST)], None),
         ([Trace(0, 1, error("TrainerError: cannot be written", 3.0)), Trace(1, 143)], "cannot be written"),
-        ([Trace(0, KILL, phase="saving", hung_s=300.5), Trace(1, 143)], "saving: no heartbeat for 300 s"),
+        (
+            [Trace(0, KILL, phase="saving", hung_s=300.5, allowed_s=300.0), Trace(1, 143)],
+            "saving: no heartbeat for 300 s (saving allows 300 s): it hung",
+        ),
     ],
 )
 def test_a_run_that_was_told_to_stop_may_still_fail(traces: list[Trace], words: str | None) -> None:
