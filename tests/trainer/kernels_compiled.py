@@ -28,7 +28,7 @@ HOPPER, ADA = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 89, 32)
 ADA_BYTES = 99 * 1024  # of shared memory that a program gets
 WIDE = {"logs", "dots", "weight", "cos", "sin", "parts", "losses", "gradient", "first", "second", "total"}
 WIDE |= {"rate", "count", "divisor", "bad"}
-NUMBERS = {"scale", "factor", "eps", "beta1", "beta2", "log2_beta1", "log2_beta2", "decay"}
+NUMBERS = {"scale", "factor", "eps", "rest1", "rest2", "log2_beta1", "log2_beta2", "decay"}
 WHOLE = {"queries", "tokens", "keys", "rows", "elements", "words", "stride"}
 INDICES = {"low": "*i32", "high": "*i32", "spans": "*i32", "labels": "*i64", "right": "*i1"}
 

@@ -19,9 +19,7 @@ from trainer.model.spans import Spans, Tiles
 
 LOG2_E = 1.4426950408889634
 SIZES = (16, 32, 64, 128)  # of a head
-ROOM = (
-    1 << 17
-)  # bytes of shared memory that the largest takes; 8.6, 8.9 and 12.0 (A6000, L40S, RTX) give 99 KiB
+ROOM = 1 << 17  # bytes of shared memory that the largest takes; an A6000, L40S or RTX gives 99 KiB
 
 
 def why_not_here(device_type: str, dtype: torch.dtype, head_size: int) -> str | None:

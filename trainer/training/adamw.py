@@ -65,7 +65,7 @@ def update(
     adamw_kernel.update[(-(-weight.numel() // BLOCK),)](
         *(weight, weight.grad, state["exp_avg"], state["exp_avg_sq"], weight if twin is None else twin),
         *(group["lr"], state["step"], divisor, bad),
-        *(beta1, beta2, math.log2(beta1), math.log2(beta2), group["eps"], group["weight_decay"]),
+        *(1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2), group["eps"], group["weight_decay"]),
         weight.numel(),
         BLOCK=BLOCK,
         TWIN=twin is not None,

@@ -13,12 +13,13 @@ import triton.language as tl
 @triton.jit
 def update(  # type: ignore[no-untyped-def]
     weight, gradient, first, second, twin, rate, count, divisor, bad,
-    beta1, beta2, log2_beta1, log2_beta2, eps, decay, elements, BLOCK: tl.constexpr, TWIN: tl.constexpr,
+    rest1, rest2, log2_beta1, log2_beta2, eps, decay, elements, BLOCK: tl.constexpr, TWIN: tl.constexpr,
 ):  # fmt: skip
     """
     Args:
-        count: how many updates this one makes, and rate, divisor, bad: numbers in memory; where bad is not 0,
+        count: of updates, this one included, and rate, divisor, bad: numbers in memory; where bad is not 0,
         nothing is written but the twin.
+        rest1, rest2: 1 - beta, whose digits a float32 beta would not have.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = at < elements
@@ -31,8 +32,8 @@ def update(  # type: ignore[no-untyped-def]
         whole2 = (1.0 - tl.exp2(updates * log2_beta2)).to(tl.float32)
         g = tl.load(gradient + at, mask=there) / tl.load(divisor)
         m, v = tl.load(first + at, mask=there), tl.load(second + at, mask=there)
-        m = m + (1.0 - beta1) * (g - m)
-        v = v + (1.0 - beta2) * (g * g - v)
+        m = m + rest1 * (g - m)
+        v = v + rest2 * (g * g - v)
         w = w - lr * decay * w
         w = w - (lr / whole1) * m / (tl.sqrt(v) / tl.sqrt(whole2) + eps)
         tl.store(first + at, m, mask=there)
