@@ -29,7 +29,7 @@ IN_A_THREAD = ["raise", "hang", "stuck", "nan", "kill", "exit-0"]
         pytest.param("raise:1:2", marks=pytest.mark.soak),  # below, a raise while a disk is slow
         "kill:0:1",
         "disk:1:2",
-        "nan:1:2",
+        pytest.param("nan:1:2", marks=pytest.mark.soak),  # below, in split and in threads
         # Nobody else notices: the first rank is in one long call, where it hears no signal either.
         "exit-0:1:2,stuck:0:2",
         # While a checkpoint is on its way to a slow disk.
@@ -44,14 +44,27 @@ def test_the_target_that_makes_bad_states_is_named(saved_target: Path, tmp_path:
     failed_run(saved_target, tmp_path / "run", "nan:2:2", Layout("split", 2, 1))
 
 
-@pytest.mark.parametrize("fault", ["stuck:0:2", "exit-0:0:1", "kill:0:3"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "stuck:0:2",
+        pytest.param("exit-0:0:1", marks=pytest.mark.soak),
+        pytest.param("kill:0:3", marks=pytest.mark.soak),
+    ],
+)
 def test_a_run_of_one_process_ends_with_its_cause(fault: str, saved_target: Path, tmp_path: Path) -> None:
     failed_run(saved_target, tmp_path / "run", fault, colocated(1))
 
 
 @pytest.mark.parametrize(
     "fault",
-    ["raise:target-1:2", "raise:drafter-0:3", "hang:target-0:2", "stuck:drafter-1:2", "nan:drafter-1:1"],
+    [
+        pytest.param("raise:target-1:2", marks=pytest.mark.soak),
+        "raise:drafter-0:3",
+        "hang:target-0:2",
+        pytest.param("stuck:drafter-1:2", marks=pytest.mark.soak),
+        "nan:drafter-1:1",
+    ],
 )
 def test_a_fault_in_a_thread_ends_the_run_with_its_cause(
     fault: str, saved_target: Path, tmp_path: Path
