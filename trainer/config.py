@@ -7,6 +7,7 @@ travels; `load(section)` gives the TrainConfig that the trainer runs by. The rul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -89,7 +90,7 @@ class Objective:
     )  # a row's anchors that are in memory at once; null: all of them
     replays: int = ranged(1, low=1)  # draws of anchors per batch of rows and optimizer step
     weighting: Literal["decay", "dpace"] = "decay"  # of slots: by distance, or by D-PACE
-    gamma: float | None = ranged(None, low=0.01)  # null: by block size
+    gamma: float | None = ranged(None, low=0.01)  # decay: its constant; null: by block size
     dpace_alpha: float = ranged(0.5, low=0.0, high=1.0)  # D-PACE: how far confidences are smoothed to 1
     labels: Literal["data", "target", "kl"] = (
         "data"  # tokens of the text, the target's own choice, or its distribution
@@ -260,6 +261,9 @@ class TrainConfig:
 
     @property
     def gamma(self) -> float:
+        """The decay constant of slots' weights; infinite, so that all are 1, where D-PACE weighs them."""
+        if self.objective.weighting != "decay":
+            return math.inf
         if self.objective.gamma is not None:
             return self.objective.gamma
         return GAMMA_BY_BLOCK_SIZE[self.drafter.block_size]

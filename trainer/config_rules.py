@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from trainer import schema
 from trainer.config import GAMMA_BY_BLOCK_SIZE, Budget, Data, Drafter, TrainConfig
+
+ONLY_WITH = {
+    "drafter.init_layers": ("drafter.init", "target"),
+    "data.store": ("data.source", "store"),
+    "objective.gamma": ("objective.weighting", "decay"),
+    "objective.dpace_alpha": ("objective.weighting", "dpace"),
+    "schedule.constant_share": ("schedule.kind", "constant_linear"),
+}
+"""Keys that nothing reads unless another key has this value: whoever sets one believes that it counts."""
 
 
 def across_keys(config: TrainConfig) -> list[str]:
     """Problems that no single key shows."""
-    drafter, data, found = config.drafter, config.data, []
+    drafter, data = config.drafter, config.data
+    found = _unread_keys(config)
     if config.batch_rows < 1:
         found.append(
             f"token_budget: {config.token_budget} is less than one row (data.row_tokens {data.row_tokens})"
@@ -32,8 +44,6 @@ def across_keys(config: TrainConfig) -> list[str]:
         found.append("drafter.tap_count: drafter.taps already says which")
     if (drafter.init == "drafter") != (drafter.init_from is not None):
         found.append("drafter.init_from: the folder of a drafter, with init: drafter and only then")
-    if drafter.init_layers is not None and drafter.init != "target":
-        found.append("drafter.init_layers: only with init: target")
     if drafter.init_layers is not None and len(drafter.init_layers) != drafter.layers:
         found.append(f"drafter.init_layers: {len(drafter.init_layers)} for {drafter.layers} layers")
     if drafter.head_dim is not None and drafter.head_dim % 2:
@@ -78,9 +88,19 @@ def across_keys(config: TrainConfig) -> list[str]:
     return found
 
 
+def _unread_keys(config: TrainConfig) -> list[str]:
+    """Of `ONLY_WITH`, those that differ from their default although nothing would read them."""
+    usual = TrainConfig(config.target)
+    return [
+        f"{key}: only with {other.split('.')[-1]}: {value}"
+        for key, (other, value) in ONLY_WITH.items()
+        if attrgetter(key)(config) != attrgetter(key)(usual) and attrgetter(other)(config) != value
+    ]
+
+
 def _store_problems(data: Data) -> list[str]:
     if data.source != "store":
-        return [] if data.store is None else ["data.store: only with source: store"]
+        return []
     found = []
     if data.store is None:
         found.append("data.store: needed, the folder that prepare printed")

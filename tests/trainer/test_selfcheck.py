@@ -46,11 +46,13 @@ def parts(
     attention: str = "dense",
     **settings: Any,
 ) -> tuple[DrafterStep, Target, Batch, torch.Tensor]:
+    objective = settings.pop("objective", {})
+    gamma = None if objective.get("weighting") == "dpace" else 3.0
     config = configs.load(
         {
             "target": {"path": "unused"},
             "drafter": {"mask_token_id": 1, "block_size": 4},
-            "objective": {"anchors_per_document": 5, "gamma": 3.0, **settings.pop("objective", {})},
+            "objective": {"anchors_per_document": 5, "gamma": gamma, **objective},
             "precision": "float32",
             **settings,
         }

@@ -26,10 +26,11 @@ PER_DOCUMENT = 100  # more than any document has: all valid anchors, whatever is
 
 
 def settings(**objective: Any) -> configs.TrainConfig:
+    gamma = None if objective.get("weighting") == "dpace" else 3.0
     section: dict[str, Any] = {
         "target": {"path": "unused"},
         "drafter": {"mask_token_id": 1, "block_size": 4},
-        "objective": {"anchors_per_document": PER_DOCUMENT, "gamma": 3.0, **objective},
+        "objective": {"anchors_per_document": PER_DOCUMENT, "gamma": gamma, **objective},
         "precision": "float32",
     }
     return configs.load(section)

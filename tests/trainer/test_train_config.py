@@ -119,6 +119,16 @@ def test_defaults_and_derived_values() -> None:
             "train.drafter.layer_types: 1 names for 5 layers",
         ),
         (with_keys(drafter__init_layers=[1] * 5), "train.drafter.init_layers: only with init: target"),
+        (with_keys(data__store="rows"), "train.data.store: only with source: store"),
+        (
+            with_keys(objective__weighting="dpace", objective__gamma=4.0),
+            "train.objective.gamma: only with weighting: decay",
+        ),
+        (with_keys(objective__dpace_alpha=0.3), "train.objective.dpace_alpha: only with weighting: dpace"),
+        (
+            with_keys(schedule__constant_share=0.8),
+            "train.schedule.constant_share: only with kind: constant_linear",
+        ),
         (
             with_keys(drafter__init="target", drafter__init_layers=[1]),
             "train.drafter.init_layers: 1 for 5 layers",

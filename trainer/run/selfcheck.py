@@ -61,10 +61,8 @@ def check(step: DrafterStep, target: Target | None, batch: Batch, uniform: Tenso
         Refused: the first thing that is not as it should be, and how many are not.
     """
     blocks = step.blocks(batch.rows, uniform)
-    objective = step.config.objective
-    gamma = step.config.gamma if objective.weighting == "decay" else math.inf
     config = step.drafter.config
-    slots = check_labels(batch.rows, blocks, config.block_size, gamma, config.mask_token_id)
+    slots = check_labels(batch.rows, blocks, config.block_size, step.config.gamma, config.mask_token_id)
     elements = 0
     by_window = dict(zip(step.windows, step.masks(batch.rows, blocks), strict=True))
     for window, mask in by_window.items():

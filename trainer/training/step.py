@@ -112,12 +112,13 @@ class DrafterStep:
 
     def blocks(self, rows: Rows, uniform: Tensor) -> Blocks:
         """The batch's blocks, a whole number of passes. uniform: [R, S] from `objective.draw`."""
-        drafter, objective = self.drafter.config, self.config.objective
-        anchors, keep = choose_anchors(rows, uniform, objective.anchors_per_document, self.width)
+        drafter, per_document = self.drafter.config, self.config.objective.anchors_per_document
+        anchors, keep = choose_anchors(rows, uniform, per_document, self.width)
         spare = self.pass_count * self.pass_width - self.width
         anchors, keep = pad(anchors, (0, spare)), pad(keep, (0, spare))
-        gamma = self.config.gamma if objective.weighting == "decay" else float("inf")
-        return make_blocks(rows, anchors, keep, drafter.block_size, gamma, drafter.mask_token_id)
+        return make_blocks(
+            rows, anchors, keep, drafter.block_size, self.config.gamma, drafter.mask_token_id
+        )
 
     def masks(self, rows: Rows, blocks: Blocks) -> list[Any]:
         """One mask a layer; layers of one window share theirs."""

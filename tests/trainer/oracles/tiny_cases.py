@@ -95,10 +95,11 @@ def weights_of(made: Drafter, gradients: bool = False) -> dict[str, Tensor]:
 
 
 def settings(precision: str = "float32", **objective: Any) -> configs.TrainConfig:
+    gamma = None if objective.get("weighting") == "dpace" else 3.0
     section: dict[str, Any] = {
         "target": {"path": "unused"},
         "drafter": {"mask_token_id": MASK_ID, "block_size": BLOCK},
-        "objective": {"anchors_per_document": 100, "gamma": 3.0, **objective},
+        "objective": {"anchors_per_document": 100, "gamma": gamma, **objective},
         "precision": precision,
     }
     return configs.load(section)
