@@ -8,7 +8,6 @@ dates), so equal bytes mean equal code.
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 
 PACKAGE = "dflash_agent"
@@ -48,13 +47,3 @@ def build_payload() -> bytes:
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, sources[name])
     return buffer.getvalue()
-
-
-def write_payload(path: str) -> None:
-    """Write the zip to `path` (created 0644, on disk before this returns); the caller chooses a fresh
-    name."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(payload_bytes())
-        file.flush()
-        os.fsync(file.fileno())

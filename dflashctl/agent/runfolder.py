@@ -280,12 +280,6 @@ def list_runs(state_dir: str) -> List[RunFolder]:
     return [folder_of(state_dir, name) for name in sorted(names, reverse=True) if ID_PATTERN.fullmatch(name)]
 
 
-def live_runs(state_dir: str, processes: Optional[proc.Table] = None) -> List[RunFolder]:
-    """Runs whose supervisor lives, newest first. An ended run costs one stat, no parsing."""
-    everything = proc.table() if processes is None else processes
-    return [run for run in list_runs(state_dir) if not run.has("exit.json") and run.live(everything)]
-
-
 def unfinished_runs(state_dir: str) -> List[RunFolder]:
     """Runs without an exit.json: live ones, and those whose supervisor went without a trace."""
     return [run for run in list_runs(state_dir) if not run.has("exit.json")]

@@ -18,7 +18,6 @@ _NO_CONFIG = re.compile(
     r"Configuration file '(?:nodes/(?P<node>[^/']+)/)?[^']*/(?P<vmid>\d+)\.conf' does not exist"
 )
 _LOCK = re.compile(r"can't lock file '(?P<file>[^']*)' - got timeout")
-_LOCK_GRANTED = re.compile(r"^trying to acquire lock\.\.\.\s*OK$", re.MULTILINE)
 _CONFIG_LOCK = re.compile(r"CT is locked \((?P<why>[^)]*)\)")
 _NO_COMMAND = re.compile(
     r"^(?:-?[\w/]*sh|sudo): (?:[^:\n]+: ?)?(?P<program>pct|sudo)\s?: (?P<why>[^:\n]+)$"
@@ -35,11 +34,6 @@ _VMID = re.compile(r"vmid: (?P<why>[^\n]*)")
 def is_lock_timeout(stderr: str) -> bool:
     """Another push or pull holds the container's lock; trying again is right."""
     return _LOCK.search(stderr) is not None
-
-
-def without_lock_notice(stderr: str) -> str:
-    """What push or pull said, but for the notice that it had to wait for the lock and got it."""
-    return _LOCK_GRANTED.sub("", stderr).strip()
 
 
 def starting(engine: str, container: int) -> str:

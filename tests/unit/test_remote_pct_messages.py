@@ -18,7 +18,6 @@ from dflashctl.remote.pct_messages import (
     classify_sudo,
     is_lock_timeout,
     starting,
-    without_lock_notice,
 )
 
 NO_CONFIG = "Configuration file 'nodes/pve1/lxc/999.conf' does not exist\n"
@@ -117,20 +116,6 @@ def test_only_a_lock_timeout_is_worth_another_try() -> None:
     assert is_lock_timeout(LOCKED)
     assert not is_lock_timeout("CT is locked (backup)\n")
     assert not is_lock_timeout("trying to acquire lock...\n OK\n")
-
-
-@pytest.mark.parametrize(
-    ("said", "kept"),
-    [
-        ("trying to acquire lock...\n OK\n", ""),
-        ("trying to acquire lock... OK\n", ""),
-        ("trying to acquire lock...\n OK\nfailed to open /x\n", "failed to open /x"),
-        ("failed to open OK\n", "failed to open OK"),
-        ("", ""),
-    ],
-)
-def test_a_lock_that_was_granted_is_no_complaint(said: str, kept: str) -> None:
-    assert without_lock_notice(said) == kept
 
 
 def test_sudo_speaks_first_or_not_at_all() -> None:

@@ -195,12 +195,11 @@ def test_runs_are_listed_newest_first_and_others_are_nobodys(tmp_path: Path) -> 
     assert runfolder.list_runs(str(tmp_path / "nowhere")) == []
 
 
-def test_an_ended_run_is_not_live_whatever_pids_say(tmp_path: Path) -> None:
+def test_an_ended_run_is_finished_whatever_pids_say(tmp_path: Path) -> None:
     run = folder(tmp_path)
     started(run)
-    assert [one.id for one in runfolder.live_runs(str(tmp_path))] == [run.id]
+    assert [one.id for one in runfolder.unfinished_runs(str(tmp_path))] == [run.id]
     run.write("exit.json", {"code": 0})
-    assert runfolder.live_runs(str(tmp_path)) == []
     assert runfolder.unfinished_runs(str(tmp_path)) == []
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import bisect
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,7 +100,3 @@ def row_order(rows: int, seed: int) -> Callable[[int, int], Tensor]:
         return torch.stack([permutations[place // rows][place % rows] for place in wanted])
 
     return batch
-
-
-def relative_names(paths: Sequence[Path]) -> list[str]:
-    return [path.relative_to(stdlib.root()).as_posix() for path in paths]

@@ -56,11 +56,6 @@ class Handover(Generic[T]):
             self._makers.pop(number, None)
             return self._there.pop(number)
 
-    @property
-    def claimed(self) -> int:
-        """The number that whoever comes next will make."""
-        return self._claimed
-
     def waiting(self) -> int:
         """Batches that are there and untaken: the heartbeat's queue depth."""
         return len(self._there)

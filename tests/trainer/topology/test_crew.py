@@ -122,10 +122,12 @@ def test_no_producer_is_said_with_the_batchs_number(crew: Crew) -> None:
 def test_a_batch_that_does_not_come_is_said_with_who_makes_it(crew: Crew) -> None:
     """And not by a producer that waits for room meanwhile, however long."""
     handover: Handover[int] = Handover(crew, depth=1, wait_s=0.3)
-    release = threading.Event()
+    claimed, release = threading.Event(), threading.Event()
 
     def hangs() -> None:
-        handover.put(handover.claim(), release.wait(LONG_S))
+        number = handover.claim()
+        claimed.set()
+        handover.put(number, release.wait(LONG_S))
 
     def produces() -> None:
         while True:
@@ -133,8 +135,7 @@ def test_a_batch_that_does_not_come_is_said_with_who_makes_it(crew: Crew) -> Non
             handover.put(number, number)
 
     crew.start("target-0", hangs)
-    while handover.claimed < 1:
-        time.sleep(0.01)
+    assert claimed.wait(LONG_S)
     crew.start("target-1", produces)
     with pytest.raises(WaitedTooLong, match="batch 0 of hidden states, of target-0: nothing for 0 s"):
         handover.take()
