@@ -25,6 +25,10 @@ TICK_S = 1.0
 """How often a wait looks whether the connection still lives."""
 
 
+HEARD_BYTES = CHUNK
+"""What a listener has been told is kept up to here only: a checkpoint that is pulled has gigabytes."""
+
+
 class CallTimeout(Exception):
     """The deadline passed; the command may still be running."""
 
@@ -35,8 +39,8 @@ class ChannelLost(Exception):
 
 @dataclass(frozen=True)
 class Finished:
-    """What came out of a command. exit_status is None when a signal ended it (the server then names no
-    code)."""
+    """What came out of a command; with a listener its stdout is the beginning alone (HEARD_BYTES). exit_status
+    is None when a signal ended it (the server then names no code)."""
 
     exit_status: int | None
     stdout: bytes
@@ -57,8 +61,20 @@ def execute(
 
     `deadline` counts in time.monotonic(); `on_stdout` and `alive` are called in this thread whenever data
     comes, `on_quiet` when nothing came for a while, ever more seldom; it may raise to end the wait.
-    Raises CallTimeout or ChannelLost.
+    Raises CallTimeout or ChannelLost, and what `on_stdout` raises: a disk that is full here, or a reader who
+    has gone, says nothing about the connection.
     """
+    failed = False
+
+    def tell(data: bytes) -> None:
+        nonlocal failed
+        try:
+            if on_stdout is not None:
+                on_stdout(data)
+        except BaseException:
+            failed = True
+            raise
+
     # exec_command waits for the server's consent without a time limit of its own.
     timer = threading.Timer(max(deadline - time.monotonic(), 0), channel.close)
     timer.daemon = True
@@ -73,8 +89,10 @@ def execute(
         timer.cancel()
     try:
         threading.Thread(target=_feed, args=(channel, stdin), name="ssh-stdin", daemon=True).start()
-        return _drain(channel, deadline, on_stdout, alive, on_quiet)
+        return _drain(channel, deadline, tell if on_stdout is not None else None, alive, on_quiet)
     except (paramiko.SSHException, EOFError, OSError) as error:
+        if failed:
+            raise
         raise ChannelLost(str(error)) from error
     finally:
         channel.close()
@@ -117,8 +135,9 @@ def _drain(
         moved = False
         if channel.recv_ready():
             data = channel.recv(CHUNK)
-            out += data
             moved = True
+            if on_stdout is None or len(out) < HEARD_BYTES:
+                out += data
             if on_stdout is not None and data:
                 on_stdout(data)
         if channel.recv_stderr_ready():

@@ -23,6 +23,9 @@ QUIET_AFTER_EXIT_S = 1.0
 
 TICK_S = 0.2
 
+HEARD_BYTES = CHUNK
+"""What a listener has been told is kept up to here only: a checkpoint that is pulled has gigabytes."""
+
 
 class LocalEngine(Engine):
     """Runs commands as children of this process, in the same clean environment as every other engine."""
@@ -151,9 +154,11 @@ def _drain(
                 if not data:
                     selector.unregister(stream)
                     continue
-                kept[stream] += data
-                if stream is process.stdout and on_stdout is not None:
-                    on_stdout(data)
+                told = on_stdout if stream is process.stdout else None
+                if told is None or len(kept[stream]) < HEARD_BYTES:
+                    kept[stream] += data
+                if told is not None:
+                    told(data)
     try:
         process.wait(max(deadline - time.monotonic(), 0.001))
     except subprocess.TimeoutExpired:

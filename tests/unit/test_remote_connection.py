@@ -115,7 +115,7 @@ def test_50_mb_on_both_streams_and_on_stdin_at_once(connection: SshConnection) -
     finished = connection.run(
         [sys.executable, "-c", script], stdin=b"y" * 5_000_000, timeout_s=120, on_stdout=count
     )
-    assert (len(finished.stdout), len(finished.stderr), seen) == (size, size, size)
+    assert (len(finished.stderr), seen) == (size, size)
     assert finished.exit_status == 0
 
 
