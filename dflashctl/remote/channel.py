@@ -39,8 +39,8 @@ class ChannelLost(Exception):
 
 @dataclass(frozen=True)
 class Finished:
-    """What came out of a command; with a listener its stdout is the beginning alone (HEARD_BYTES). exit_status
-    is None when a signal ended it (the server then names no code)."""
+    """What came out of a command; with a listener its stdout is the beginning alone (HEARD_BYTES).
+    exit_status is None when a signal ended it (the server then names no code)."""
 
     exit_status: int | None
     stdout: bytes

@@ -53,8 +53,8 @@ class Engine(ABC):
     ) -> Completed:
         """Run argv inside, in a clean environment (PATH, HOME, LANG=C.UTF-8 of the host's configuration).
 
-        `on_stdout` is told all of stdout as it comes; of what it was told only the beginning is in the answer,
-        and what it raises is raised here.
+        `on_stdout` is told all of stdout as it comes; only the beginning is then in the answer too, and what
+        it raises is raised here.
 
         Raises Unreachable (no contact, or deadline passed: the command may still be running), ContainerDown,
         HostKeyChanged, NotFound (no such container).
