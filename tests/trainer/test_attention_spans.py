@@ -61,7 +61,7 @@ def test_they_see_what_the_rule_says(
     rule = rule_of(count, tokens, count, block, window, documents, dead)
     made, wanted = spans.spans(rule, share), dense_mask(rule)[:, 0]
     for row in range(3):
-        ways = spans.sees(made, row, range(count * block))
+        ways = spans.seen_by_kernels(made, row, range(count * block))
         assert len(ways) == 3 and all(torch.equal(way, wanted[row]) for way in ways)
 
 
@@ -92,7 +92,7 @@ def test_a_wrong_span_is_seen(dead: float) -> None:
         before = tensor.clone()
         for harm in (torch.zeros_like(before), torch.tensor([0, 0, 999, 999]).expand_as(before)):
             tensor.copy_(harm)
-            seen = torch.stack([spans.sees(made, row, range(80)) for row in range(3)], 1)
+            seen = torch.stack([spans.seen_by_kernels(made, row, range(80)) for row in range(3)], 1)
             assert torch.equal(seen, wanted.expand_as(seen)) is (dead == 1.0)
         tensor.copy_(before)
 

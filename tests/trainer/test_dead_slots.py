@@ -25,7 +25,7 @@ from trainer.data.packing import Rows, from_tokens, pack
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 from trainer.topology.colocated import Colocated
-from trainer.topology.work import accumulate
+from trainer.topology.work import row_gradients
 from trainer.training.loss import cut, head_loss
 from trainer.training.objective import draw
 from trainer.training.step import Batch, DrafterStep, without_bad_rows
@@ -212,7 +212,7 @@ def test_a_step_that_knows_its_rows_gives_the_same_with_fewer_products(
     for known in (None, host):
         run = dataclasses.replace(batch, host=known)
         with HeadRows(case.step.head) as seen:
-            found.append(case.found(partial(accumulate, case.step, config, run, 5, slice(0, 4))))
+            found.append(case.found(partial(row_gradients, case.step, config, run, 5, slice(0, 4))))
         products.append(seen.back)
     assert found[0][0].weight > 5
     assert_equal(*found)

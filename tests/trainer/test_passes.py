@@ -18,7 +18,7 @@ from trainer import config as configs
 from trainer.data.packing import Rows, pack
 from trainer.model.drafter import Drafter
 from trainer.model.target import States, Target
-from trainer.topology.work import _generator, accumulate
+from trainer.topology.work import _generator, row_gradients
 from trainer.training.loss import Sums
 from trainer.training.objective import draw, needed_width
 from trainer.training.step import Batch, DrafterStep
@@ -163,7 +163,7 @@ def test_a_batch_in_micro_rows_and_passes_is_the_whole_batch(makers: Makers) -> 
                 "data": {"row_tokens": 24, "continuations": False},
             }
         )
-        run = partial(accumulate, case.step, config, case.batch, 3, slice(0, len(rows)))
+        run = partial(row_gradients, case.step, config, case.batch, 3, slice(0, len(rows)))
         results.append(case.found(run))
     assert len(rows) == 6
     assert_equal(*results)

@@ -26,7 +26,7 @@ from trainer.errors import ConfigError, TrainerError
 from trainer.run.loop import Trainer
 from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
-from trainer.topology.work import accumulate, shares
+from trainer.topology.work import row_gradients, shares
 from trainer.training.schedule import lr_factor
 
 
@@ -261,7 +261,7 @@ def test_at_another_world_size_it_is_the_same_training(
         index = self.order(number, self.config.batch_rows)
         for rows in shares(self.config.batch_rows, workers):
             batch, _ = self.data.batch(index[rows], self.parts.target)
-            sums = accumulate(self.step, self.config, batch, number, rows)
+            sums = row_gradients(self.step, self.config, batch, number, rows)
             total = sums if total is None else total + sums
             seen.append(index[rows].tolist())
         assert total is not None

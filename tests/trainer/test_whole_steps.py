@@ -22,7 +22,7 @@ from tiny_models import save_target
 from trainer.checkpoint.files import read_facts
 from trainer.errors import ConfigError, TrainerError
 from trainer.topology import colocated
-from trainer.topology.work import accumulate
+from trainer.topology.work import row_gradients
 from trainer.training import execution
 
 
@@ -43,13 +43,13 @@ def spoil(monkeypatch: pytest.MonkeyPatch, spoilt: set[int]) -> None:
     """Let these steps, from 0, have a NaN in one gradient and in the loss."""
 
     def one(step: Any, config: Any, batch: Any, number: int, rows: slice) -> Any:
-        sums = accumulate(step, config, batch, number, rows)
+        sums = row_gradients(step, config, batch, number, rows)
         if number in spoilt:
             step.drafter.fc.weight.grad[0, 0] = torch.nan
             sums.loss.fill_(torch.nan)
         return sums
 
-    monkeypatch.setattr(colocated, "accumulate", one)
+    monkeypatch.setattr(colocated, "row_gradients", one)
 
 
 def test_some_bad_steps_are_skipped_and_told(

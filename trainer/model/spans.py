@@ -122,7 +122,7 @@ def _by_tile(values: Tensor, positions: int, nothing: int | bool) -> Tensor:
     return pad(values, (0, -values.shape[1] % positions), value=nothing).unflatten(1, (-1, positions))
 
 
-def sees(rule: Spans, row: int, queries: Sequence[int]) -> Tensor:
+def seen_by_kernels(rule: Spans, row: int, queries: Sequence[int]) -> Tensor:
     """[3, len(queries), S + Q] bool, on the CPU: what `queries` see by each of the three kernels (forward,
     gradients of queries, gradients of keys), read from the spans as they read them. For the self-check.
     """

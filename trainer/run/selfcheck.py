@@ -21,7 +21,7 @@ from torch import Tensor
 from trainer.data.packing import Rows
 from trainer.errors import Refused
 from trainer.model.plain_states import allowed, far, plain_states
-from trainer.model.spans import Spans, sees
+from trainer.model.spans import Spans, seen_by_kernels
 from trainer.model.target import States, Target
 from trainer.training.objective import Blocks
 from trainer.training.step import Batch, DrafterStep
@@ -159,7 +159,7 @@ def seen(mask: Any, row: int, queries: Sequence[int]) -> Tensor:
     if isinstance(mask, Tensor):
         return mask[row, :, list(queries)].cpu()
     if isinstance(mask, Spans):
-        return sees(mask, row, queries)
+        return seen_by_kernels(mask, row, queries)
     device = mask.kv_indices.device
     at = torch.tensor(queries, device=device)
     keys = torch.arange(mask.seq_lengths[1], device=device)

@@ -14,7 +14,7 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.model.target import Target
 from trainer.topology.ranks import Ranks
-from trainer.topology.work import Bad, accumulate, not_finite, shares
+from trainer.topology.work import Bad, not_finite, row_gradients, shares
 from trainer.training.culprits import Culprits
 from trainer.training.loss import Sums
 from trainer.training.optim import DrafterOptimizer
@@ -47,7 +47,7 @@ class Colocated:
         """See `Work`. Raises PeerLost."""
         index = self.order(number, self.config.batch_rows)
         batch, bad = self.data.batch(index[self.rows], self.target)
-        sums = accumulate(self.step, self.config, batch, number, self.rows)
+        sums = row_gradients(self.step, self.config, batch, number, self.rows)
         if self.reduction is not None:
             flags = None
             if bad is not None:

@@ -21,7 +21,7 @@ from trainer.run.preflight import trained_bytes
 from trainer.run.setup import Assembled, Say, assemble
 from trainer.topology.plan import Rates
 from trainer.topology.start import part_of
-from trainer.topology.work import accumulate
+from trainer.topology.work import row_gradients
 from trainer.training.loss import Sums
 from trainer.training.optim import DrafterOptimizer, unshareable
 from trainer.training.step import Batch, DrafterStep
@@ -124,7 +124,7 @@ def _drafter(
     optimizer = DrafterOptimizer(parts.drafter, config.optimizer)
 
     def gradients() -> Sums:
-        return accumulate(step, few, Batch(part, states), 0, slice(0, len(part)))
+        return row_gradients(step, few, Batch(part, states), 0, slice(0, len(part)))
 
     def whole() -> None:
         optimizer.step(0.0, gradients().weight)

@@ -31,7 +31,7 @@ from trainer.topology.launcher import DOOR, rank_folder
 from trainer.topology.link import Door, Line, knock, maker
 from trainer.topology.ranks import Ranks
 from trainer.topology.together import LONG_S
-from trainer.topology.work import Bad, accumulate, shares
+from trainer.topology.work import Bad, row_gradients, shares
 from trainer.training.culprits import Culprits
 from trainer.training.loss import Sums
 from trainer.training.step import Batch, DrafterStep
@@ -116,7 +116,7 @@ class SplitDrafter:
             keep = ~torch.tensor(bad, device=self.step.device)
             rows = Rows(rows.tokens, rows.documents, rows.positions, rows.supervised & keep[:, None])
         batch = Batch(rows, States(taps, final), host)
-        sums = accumulate(self.step, self.config, batch, number, self.rows)
+        sums = row_gradients(self.step, self.config, batch, number, self.rows)
         if self.step.device.type == "cuda":
             torch.cuda.synchronize()  # the slot has been read
         following = maker(number + self.count, self.rank, self.reduction.ranks.size, len(self.line.peers))

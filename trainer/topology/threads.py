@@ -31,7 +31,7 @@ from trainer.model.target import Target
 from trainer.run.runfiles import RunFiles
 from trainer.topology.crew import Crew
 from trainer.topology.handover import Handover
-from trainer.topology.work import Bad, accumulate, not_finite, shares
+from trainer.topology.work import Bad, not_finite, row_gradients, shares
 from trainer.training.culprits import Culprits
 from trainer.training.loss import Sums
 from trainer.training.step import Batch, DrafterStep
@@ -203,7 +203,7 @@ class Threads:
     def _share(self, worker: int, number: int, fed: Fed) -> Sums:
         step, rows = self.steps[worker], self.rows[worker]
         batch = fed.batch.part(rows).to(step.device)
-        return accumulate(step, self.config, batch, number, rows)
+        return row_gradients(step, self.config, batch, number, rows)
 
     def _warm_up(self, worker: int) -> None:
         """A forward and a backward on the first batch; nothing of them stays but what was compiled."""

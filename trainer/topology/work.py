@@ -51,7 +51,7 @@ class Work(Protocol):
         """End what was started."""
 
 
-def accumulate(step: DrafterStep, config: TrainConfig, batch: Batch, number: int, rows: slice) -> Sums:
+def row_gradients(step: DrafterStep, config: TrainConfig, batch: Batch, number: int, rows: slice) -> Sums:
     """Add the gradients of some rows of a step's batch to the drafter's.
 
     Args:

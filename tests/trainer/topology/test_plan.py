@@ -19,7 +19,7 @@ from trainer.model.target import States, Target
 from trainer.topology import planning
 from trainer.topology.measure import measure
 from trainer.topology.plan import GIB, Layout, Rates, choose, predict, ranked
-from trainer.topology.work import accumulate
+from trainer.topology.work import row_gradients
 from trainer.training.loss import Sums
 from trainer.training.step import Batch
 
@@ -230,10 +230,10 @@ def test_rates_are_measured_of_the_recipes_own_models(
 
     def learning(step: Any, config: TrainConfig, batch: Batch, *others: Any) -> Sums:
         learnt.add((len(batch.rows), config.micro_rows))
-        return accumulate(step, config, batch, *others)
+        return row_gradients(step, config, batch, *others)
 
     monkeypatch.setattr(Target, "states", reading)
-    monkeypatch.setattr("trainer.topology.measure.accumulate", learning)
+    monkeypatch.setattr("trainer.topology.measure.row_gradients", learning)
     config = configs.load(
         {
             "target": {"path": str(saved_target)},

@@ -22,7 +22,7 @@ from trainer.model.target import Target
 from trainer.run.runfiles import RunFiles
 from trainer.topology.crew import WaitedTooLong
 from trainer.topology.threads import Threads, devices_of
-from trainer.topology.work import accumulate, shares
+from trainer.topology.work import row_gradients, shares
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep
 
@@ -96,7 +96,7 @@ def alone(config: configs.TrainConfig, target: Target, drafter: Drafter, data: D
     losses = []
     for number in range(STEPS):
         batch, _ = data.batch(order(number, config.batch_rows), target)
-        sums = accumulate(step, config, batch, number, slice(0, config.batch_rows))
+        sums = row_gradients(step, config, batch, number, slice(0, config.batch_rows))
         optimizer.step(1.0, sums.weight)
         losses.append(sums.loss)
     return losses
