@@ -29,7 +29,11 @@ def as_list(key: str, value: Any) -> str:
 
 
 def as_keys(key: str, value: Any, models: list[type[BaseModel]]) -> str:
-    """For a lone value where keys belong: `ssh: box` -> `ssh: {host: box}`; "" where no key takes it."""
+    """For a lone value where keys belong: `ssh: box` -> `ssh: {host: box}`; "" where no key takes it. For a
+    list of settings as others write them: `- A=1` -> `{A: "1"}`."""
+    if isinstance(value, list) and value and all(isinstance(each, str) and "=" in each for each in value):
+        pairs = (each.partition("=") for each in value)
+        return f"write {key}: {{{', '.join(f'{scalar(name)}: {scalar(text)}' for name, _, text in pairs)}}}"
     if not isinstance(value, str | int) or isinstance(value, bool):
         return ""
     for model in models:
@@ -42,13 +46,12 @@ def as_keys(key: str, value: Any, models: list[type[BaseModel]]) -> str:
     return ""
 
 
-def as_text(value: Any) -> str:
-    """For what YAML did not read as text: a number, or braces that were meant as a placeholder."""
+def as_text(value: Any, written: str) -> str:
+    """For what YAML did not read as text: a number, a date, `on`, or braces that were meant as a placeholder.
+    `written` is how it stands in the file: to YAML 1.10 is the number 1.1, to its author another version."""
     if isinstance(value, dict) and len(value) == 1 and next(iter(value.values())) is None:
         return f'braces begin keys in YAML; put it in quotes: "{{{next(iter(value))}}}"'
-    if isinstance(value, bool):
-        return f'put it in quotes: "{str(value).lower()}"'
-    return f'put it in quotes: "{value}"' if isinstance(value, int | float) else ""
+    return f'put it in quotes: "{written}"' if written else ""
 
 
 def as_missing(key: str, options: list[Any], stem: str) -> str:

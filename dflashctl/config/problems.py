@@ -6,6 +6,7 @@ import difflib
 import re
 import types
 from collections.abc import Iterable
+from datetime import date
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -68,7 +69,7 @@ def problems(
         if _is(details, "missing") and loc in meant:
             continue  # it is there, only misspelt, and that is said
         full = (*prefix, *loc) if document.depth((*prefix, *loc)) > len(prefix) or not loc else loc
-        row = (document.position(full), *_describe(model, full, loc, details, document.path.stem))
+        row = (document.position(full), *_describe(model, full, loc, details, document))
         rows.append((document.order(full), row))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
 
@@ -82,7 +83,11 @@ def _meant(model: type[BaseModel], loc: Loc) -> str | None:
 
 
 def _describe(
-    model: type[BaseModel], full: Loc, loc: tuple[str | int, ...], details: list[dict[str, Any]], stem: str
+    model: type[BaseModel],
+    full: Loc,
+    loc: tuple[str | int, ...],
+    details: list[dict[str, Any]],
+    document: Document,
 ) -> tuple[str, str]:
     path = key_path(full)
     detail = details[0]
@@ -92,7 +97,9 @@ def _describe(
         hint = f"did you mean '{close}'?" if close else f"valid keys here: {', '.join(sorted(known))}"
         return f"unknown key: {path}", hint
     if detail["type"] == "missing":
-        return f"missing key: {path}", mending.as_missing(str(loc[-1]), _types_at(model, loc), stem)
+        return f"missing key: {path}", mending.as_missing(
+            str(loc[-1]), _types_at(model, loc), document.path.stem
+        )
     if detail["type"] == "value_error":
         return f"{path}: {detail['ctx']['error']}" if path else str(detail["ctx"]["error"]), ""
     if detail["type"] == "too_short":
@@ -105,7 +112,7 @@ def _describe(
     if path == "version":
         hint = "this file is for another dflashctl; upgrade, or write version: 1"
     elif "string" in detail["type"]:
-        hint = mending.as_text(detail.get("input"))
+        hint = mending.as_text(detail.get("input"), document.written(full))
     elif detail["type"] in ("list_type", "tuple_type"):
         hint = mending.as_list(str(loc[-1]), detail.get("input"))
     elif detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
@@ -116,7 +123,7 @@ def _describe(
 def _shorten(value: Any) -> str:
     if isinstance(value, bool | int | float | type(None)):
         return f"{_yaml_scalar(value)} ({_yaml_type(value)})"
-    text = repr(value)
+    text = str(value) if isinstance(value, date) else repr(value)
     return (text if len(text) <= 60 else text[:57] + "...") + f" ({_yaml_type(value)})"
 
 

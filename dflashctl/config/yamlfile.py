@@ -85,6 +85,14 @@ class Document:
             mark = key.start_mark if of_key else node.start_mark
         return mark
 
+    def written(self, loc: Loc) -> str:
+        """The characters of an unquoted value, as the person wrote them; "" for anything else."""
+        node = self.root
+        for step in loc:
+            found = _child(node, step)
+            node = found[1] if found is not None else None
+        return node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
+
     def depth(self, loc: Loc) -> int:
         """How many leading steps of `loc` exist in the file."""
         node = self.root

@@ -82,3 +82,23 @@ def test_a_message_stays_one_where_a_folder_has_a_newline_in_its_name(tmp_path: 
         read_recipe(path)
     first, *rest = str(caught.value).splitlines()
     assert first == f"{tmp_path}/new\\nline/x.yaml:5:1: unknown key: bad" and len(rest) == 1
+
+
+@pytest.mark.parametrize(
+    "written", ["on", "No", "1.10", "1_000", "0x1F", "0b10", ".5", "1.0e+3", "2024-01-31", "~", "null", "+7"]
+)
+def test_a_value_that_yaml_changes_is_quoted_as_it_was_written(tmp_path: Path, written: str) -> None:
+    """A hint that said "true" for `on`, and "1.1" for 1.10, was obeyed, and the program got another word."""
+    for line in (f"  env: {{A: {written}}}\n", f"  command: [sh, {written}]\n"):
+        text = HEAD.replace("  command: [sh, -c, 'echo hi']\n", "") if "command" in line else HEAD
+        with pytest.raises(UsageError) as caught:
+            read_recipe(recipe(tmp_path, text + line))
+        assert caught.value.next == f'put it in quotes: "{written}"'
+        read_recipe(recipe(tmp_path, text + line.replace(written, f'"{written}"')))
+
+
+def test_a_list_of_settings_is_shown_as_keys(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_recipe(recipe(tmp_path, HEAD + "  env:\n    - A=1\n    - B=x=y\n"))
+    assert caught.value.next == 'write env: {A: "1", B: x=y}'
+    read_recipe(recipe(tmp_path, HEAD + '  env: {A: "1", B: x=y}\n'))
