@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from dflashctl.runs.gitfacts import GitFacts
 from dflashctl.runs.globs import may_match_below
 
 NEVER = ("__pycache__", ".git", ".hg", ".svn")
+
+LITTER = re.compile(
+    r"\.DS_Store|\._.+|Thumbs\.db|desktop\.ini|\.\#.+|\#.+\#|\..+\.sw[a-p]|.+~|\.nfs[0-9a-f]{16,}|\.fuse_hidden.+"
+)
+"""Files that desktops, editors and file systems put beside one's own, unasked. Emacs's lock is a link to
+nowhere, macOS's `._x.py` is no Python, and a swap file is what was typed and not saved."""
 
 
 def changed_while_read(path: str) -> VerificationFailed:
@@ -36,8 +43,8 @@ class Walk:
         self._root = root
         self._tracked = git.tracked if git else frozenset()
         self._said = git.ignored if git else None
-        wanted = {pattern.removeprefix("./") for pattern in deploy.include} | self._tracked
-        self._open_anyway = {parent for path in wanted for parent in parents(path)}
+        self._wanted = {pattern.removeprefix("./") for pattern in deploy.include} | self._tracked
+        self._open_anyway = {parent for path in self._wanted for parent in parents(path)}
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
         everything = self._said is not None and "" in self._said  # the root itself is ignored
@@ -46,7 +53,7 @@ class Walk:
     def _folder(
         self, folder: Path, prefix: str, ignores: Ignores, inherited: bool, said: frozenset[str] | None
     ) -> Iterator[tuple[str, bool]]:
-        entries = self._entries(folder, prefix)
+        entries = [each for each in self._entries(folder, prefix) if not self._is_litter(each, prefix)]
         if prefix and any(entry.name == ".git" for entry in entries):
             ignores, said = [], None
         ignores = ignores + _ignore_file(folder)
@@ -68,6 +75,11 @@ class Walk:
                 yield path, True
             elif may_match_below(path, self._include):
                 yield from self._folder(Path(entry.path), path + "/", ignores, ignored, said)
+
+    def _is_litter(self, entry: os.DirEntry[str], prefix: str) -> bool:
+        if not LITTER.fullmatch(entry.name) or prefix + entry.name in self._wanted:
+            return False
+        return not entry.is_dir(follow_symlinks=False)
 
     @staticmethod
     def _entries(folder: Path, shown: str) -> list[os.DirEntry[str]]:

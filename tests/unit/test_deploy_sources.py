@@ -186,6 +186,38 @@ def test_a_repository_within_has_its_own_rules_and_an_ignored_empty_folder_stays
     assert taken(tmp_path) == [".gitignore", "a.py", "lib/.gitignore", "lib/a.log"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [".DS_Store", "._a.py", ".#a.py", "#a.py#", ".a.py.swp", ".a.py.swo", "a.py~", "Thumbs.db",
+     "desktop.ini", ".nfs000000000012f3a900000001"],
+)  # fmt: skip
+def test_what_editors_and_desktops_leave_stays_here(tmp_path: Path, name: str) -> None:
+    """Emacs's lock refused every deploy while a file was open, macOS's `._a.py` did not compile, and a swap
+    file made another release of the same sources."""
+    tree(tmp_path, p__a_dot_py="", empty__keep="")
+    (tmp_path / "empty/keep").unlink()
+    clean = taken(tmp_path)
+    for folder in ("p", "empty"):
+        (tmp_path / folder / name).symlink_to("me@laptop.4711:1700000000")
+    assert taken(tmp_path) == clean == ["empty", "p/a.py"]
+    (tmp_path / "p" / name).unlink()
+    (tmp_path / "p" / name).write_text("text")
+    assert taken(tmp_path, "p") == ["p/a.py"]
+    assert taken(tmp_path, "p", f"p/{name}") == sorted(["p/a.py", f"p/{name}"]), "who names it means it"
+    (tmp_path / "p" / name).unlink()
+    (tmp_path / "p" / name).mkdir()
+    assert taken(tmp_path, "p") == sorted(["p/a.py", f"p/{name}"]), "a folder is nobody's litter"
+
+
+def test_litter_that_git_tracks_travels(tmp_path: Path) -> None:
+    tree(tmp_path, a_dot_py="")
+    (tmp_path / "a.py~").write_text("old")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "a.py~")
+    git(tmp_path, "commit", "-qm", "one")
+    assert taken(tmp_path) == ["a.py", "a.py~"]
+
+
 def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree(tmp_path, a_dot_py="", mine__b_dot_py="", lib__c_dot_py="")
     real = os.scandir
