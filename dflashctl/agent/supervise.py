@@ -18,6 +18,7 @@ import time
 from typing import Any, Dict, List, Optional, Set
 
 from . import cgroup, kin, proc
+from .cannotstart import cannot_start
 from .detach import detach, fresh_start, read_secrets, tell
 from .ending import exit_body, kill_time, killer, next_step
 from .environment import environment
@@ -81,7 +82,7 @@ class Supervisor:
                 preexec_fn=self.before_exec,  # safe: this process has one thread
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            return "cannot start %s: %s" % (self.record["command"][0], error)
+            return cannot_start(self.record["command"], str(self.record["cwd"]), env, error)
         finally:
             os.close(log)
         return self.write_started(self.process.pid)
