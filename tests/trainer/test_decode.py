@@ -15,21 +15,12 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from trainer.config import Evaluate
-from trainer.evaluation.decode import (
-    BatchTarget,
-    FixedNoise,
-    Output,
-    RereadTarget,
-    RollbackTarget,
-    greedy,
-    plain,
-    reader,
-    speculative,
-)
+from trainer.evaluation.decode import Output, plain, speculative
 from trainer.evaluation.evaluator import Evaluator, figure, lookup
 from trainer.evaluation.figures import acceptance, repeated_ngrams
 from trainer.evaluation.proposers import lookup_draft
-from trainer.evaluation.readers import continues
+from trainer.evaluation.readers import BatchTarget, RereadTarget, RollbackTarget, continues, reader
+from trainer.evaluation.sampling import FixedNoise, greedy
 from trainer.model.cache import target_cache
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target

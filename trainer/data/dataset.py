@@ -18,9 +18,8 @@ from trainer.data.packing import Rows, from_tokens
 from trainer.data.store import Store, find_store
 from trainer.data.stored import StoredRows
 from trainer.errors import ConfigError
-from trainer.evaluation.decode import end_ids
 from trainer.model.target import States, Target, is_single
-from trainer.model.target_files import find_target
+from trainer.model.target_files import end_ids, find_target
 from trainer.run.bad_rows import newly_bad
 from trainer.training.objective import needed_width
 from trainer.training.step import Batch, without_bad_rows
@@ -103,9 +102,7 @@ def build(config: TrainConfig, target: Target, tokenizer: Any, say: Say, beat: B
     if config.data.continuations:
         rows, states = _continuations(config, target, tokenizer, say, beat)
     else:
-        # Of several the first, as servers take it; without any, nothing stands behind a text.
-        ends = target.config.eos_token_id
-        end_id = next(iter(ends), None) if isinstance(ends, list | tuple) else ends
+        end_id = next(iter(end_ids(target.config)), None)  # without any, nothing stands behind a text
         rows = texts.packed_text(tokenizer, config.data.rows, config.data.row_tokens, end_id, config.seed)
         states = _read_once(config, target, rows, beat) if config.data.states == "cached" else None
     bad: list[int] = []

@@ -9,33 +9,15 @@ import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.evaluation.proposers import BatchDrafter, Proposer
-from trainer.evaluation.readers import BatchTarget, Reader, RereadTarget, RollbackTarget, reader
-from trainer.evaluation.sampling import Choose, FixedNoise, Halves, Matching, Way, greedy
+from trainer.evaluation.readers import reader
+from trainer.evaluation.sampling import Choose, Matching, Way
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-
-__all__ = [
-    "BatchDrafter",
-    "BatchTarget",
-    "Choose",
-    "FixedNoise",
-    "Halves",
-    "Output",
-    "Reader",
-    "RereadTarget",
-    "RollbackTarget",
-    "greedy",
-    "plain",
-    "reader",
-    "speculate",
-    "speculative",
-]
 
 Beat = Callable[[], None]
 
@@ -67,12 +49,6 @@ class Output:
 def first(token: int, ends: Collection[int]) -> Output:
     """The start of an output: the token that the prompt's own forward pass gives."""
     return Output([token], ended=token in ends)
-
-
-def end_ids(config: Any) -> frozenset[int]:
-    """The tokens that end a text, of a target's configuration, which names none, one or several."""
-    named = getattr(config, "eos_token_id", None)
-    return frozenset(named if isinstance(named, (list, tuple)) else [] if named is None else [named])
 
 
 @torch.no_grad()

@@ -11,11 +11,11 @@ import torch
 from trainer.checkpoint.files import load_drafter
 from trainer.config import Evaluate
 from trainer.errors import ConfigError, TrainerError
-from trainer.evaluation.decode import RereadTarget, reader
 from trainer.evaluation.figures import repeated_ngrams
 from trainer.evaluation.given import Questions, read_pair
 from trainer.evaluation.measure import Bench, Found, Options, SetResult
 from trainer.evaluation.prompt_sets import held_out
+from trainer.evaluation.readers import RereadTarget, reader
 from trainer.machine import usable_cores
 from trainer.model.target import load_target
 from trainer.run.setup import choose_device

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from trainer.config import Evaluate
-from trainer.evaluation.decode import Beat, FixedNoise, Halves, Output, end_ids, greedy, plain, speculative
+from trainer.evaluation.decode import Beat, Output, plain, speculative
 from trainer.evaluation.figures import acceptance, repeated_ngrams
 from trainer.evaluation.proposers import lookup_draft
+from trainer.evaluation.sampling import FixedNoise, Halves, greedy
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.model.target_files import end_ids
 
 NOISE_SEED = 20_240_229  # fixed for ever: measurements of different runs share their luck
 

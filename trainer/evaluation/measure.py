@@ -18,15 +18,16 @@ from torch import Tensor
 
 from trainer.config import Evaluate
 from trainer.evaluation.as_trained import right_slots, training_step
-from trainer.evaluation.decode import BatchDrafter, Beat, Output, end_ids, greedy, plain, speculate
+from trainer.evaluation.decode import Beat, Output, plain, speculate
 from trainer.evaluation.figures import Run
 from trainer.evaluation.lossless import Divergence, divergences
 from trainer.evaluation.prompt_sets import PromptSet
-from trainer.evaluation.proposers import PromptLookup, Proposer
-from trainer.evaluation.sampling import Matching, Rejection, Way
+from trainer.evaluation.proposers import BatchDrafter, PromptLookup, Proposer
+from trainer.evaluation.sampling import Matching, Rejection, Way, greedy
 from trainer.model.drafter import Drafter
 from trainer.model.positions import positions
 from trainer.model.target import Target
+from trainer.model.target_files import end_ids
 
 WARM_TOKENS = 4
 METHODS = ("target", "drafter", "prompt_lookup")
@@ -99,7 +100,7 @@ class Bench:
         """ends: tokens that end a text, beside those that the target's configuration names."""
         self.target, self.drafter, self.section, self.options = target, drafter, section, options
         self.block_size = drafter.config.block_size
-        self.ends = end_ids(target.config) | frozenset(ends)
+        self.ends = frozenset((*end_ids(target.config), *ends))
         known = positions(target.config.to_dict())
         # A block may go past `new_tokens` by all but one of its tokens.
         self.longest = None if known is None else known - section.new_tokens - self.block_size

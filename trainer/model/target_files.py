@@ -54,6 +54,14 @@ def read_config(path: Path) -> dict[str, Any]:
     return {**text, "architectures": data.get("architectures") or text.get("architectures")}
 
 
+def end_ids(config: Any) -> tuple[int, ...]:
+    """The tokens that end a text, of a target's configuration, which names none, one or several; servers end
+    texts of their own with the first.
+    """
+    named = getattr(config, "eos_token_id", None)
+    return tuple(named) if isinstance(named, list | tuple) else () if named is None else (named,)
+
+
 def load_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 from trainer.config import Target as TargetSection
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
-from trainer.evaluation.decode import end_ids
 from trainer.export.start import begin_with
 from trainer.machine import usable_cores
 from trainer.model.drafter import Drafter
@@ -26,7 +25,7 @@ from trainer.model.pair import dimension, drafter_config, mask_token_id
 from trainer.model.positions import positions
 from trainer.model.random_target import RANDOM, WORTHLESS, random_target
 from trainer.model.target import Target, load_target
-from trainer.model.target_files import find_target, load_tokenizer, read_config
+from trainer.model.target_files import end_ids, find_target, load_tokenizer, read_config
 from trainer.model.target_identity import identify
 
 Say = Callable[[str], None]

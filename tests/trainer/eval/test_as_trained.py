@@ -16,10 +16,11 @@ from small_bench import TAPS, bench
 from tiny_models import VOCABULARY, random_model
 
 from trainer.evaluation import as_trained
-from trainer.evaluation.decode import BatchDrafter, greedy, speculate
+from trainer.evaluation.decode import speculate
 from trainer.evaluation.evaluate_checkpoint import Evaluation
 from trainer.evaluation.prompt_sets import given
-from trainer.evaluation.sampling import Matching
+from trainer.evaluation.proposers import BatchDrafter
+from trainer.evaluation.sampling import Matching, greedy
 from trainer.evaluation.tables import document, evaluation_report
 from trainer.model.drafter import Drafter
 from trainer.model.drafter_config import DrafterConfig

@@ -10,8 +10,9 @@ import torch
 from tiny_models import VOCABULARY, random_model
 from torch import Tensor, nn
 
-from trainer.evaluation.decode import Output, greedy, plain
+from trainer.evaluation.decode import Output, plain
 from trainer.evaluation.lossless import NEAR_TIE_SPACINGS, divergences, spacing
+from trainer.evaluation.sampling import greedy
 from trainer.model.target import Target
 
 TAPS = (0, 2, 4)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from trainer.checkpoint import files as checkpoint
 from trainer.cli import app
 from trainer.config import Optimizer
-from trainer.evaluation.decode import Output, end_ids
+from trainer.evaluation.decode import Output
 from trainer.evaluation.evaluate_checkpoint import Evaluation, NotLossless
 from trainer.evaluation.figures import Run, Slot
 from trainer.evaluation.lossless import Divergence
@@ -32,6 +32,7 @@ from trainer.evaluation.sampling import Draft, Matching, Way
 from trainer.evaluation.tables import document, evaluation_report
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.model.target_files import end_ids
 from trainer.training.optim import DrafterOptimizer
 
 BLOCK = 4
@@ -60,8 +61,8 @@ def test_slots_by_hand() -> None:
     assert Run().acceptance_length == 0.0 == Run().tokens_per_s
 
 
-@pytest.mark.parametrize(("named", "ends"), [(None, set()), (7, {7}), ([7, 9], {7, 9})])
-def test_end_tokens_are_one_or_several(named: Any, ends: set[int]) -> None:
+@pytest.mark.parametrize(("named", "ends"), [(None, ()), (7, (7,)), ([7, 9], (7, 9))])
+def test_end_tokens_are_one_or_several(named: Any, ends: tuple[int, ...]) -> None:
     config = type("Config", (), {"eos_token_id": named})
     assert end_ids(config) == ends
 

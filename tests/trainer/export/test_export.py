@@ -23,7 +23,7 @@ from trainer.checkpoint import files as checkpoint
 from trainer.cli import app
 from trainer.config import Optimizer
 from trainer.errors import ConfigError, TrainerError
-from trainer.evaluation.decode import BatchDrafter
+from trainer.evaluation.proposers import BatchDrafter
 from trainer.export.commands import export, serving
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target

@@ -26,7 +26,7 @@ from transformers import DynamicCache
 
 from trainer.config import TrainConfig
 from trainer.data.packing import Document, Rows, pack
-from trainer.evaluation.decode import BatchDrafter
+from trainer.evaluation.proposers import BatchDrafter
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 from trainer.training.objective import draw, needed_width
