@@ -28,11 +28,11 @@ from trainer.export.cli import export, import_
 from trainer.machine import importing, prepare_environment
 from trainer.run.console import Console, Plain, for_stdout
 from trainer.run.runfiles import RunFiles
-from trainer.run.writing import lose_lines_that_do_not_fit, of_the_disk
 from trainer.topology.cli import plan
 from trainer.topology.planning import resolve_auto
 from trainer.topology.rank import RankFiles, WatchedFiles
 from trainer.topology.start import as_watched, launch, wanted_ranks
+from trainer.writing import lose_lines_that_do_not_fit, of_the_disk
 
 if TYPE_CHECKING:
     from trainer.topology.ranks import Ranks

@@ -17,13 +17,13 @@ from tiny_models import save_target
 from tokenizers import Tokenizer
 
 from trainer import config as configs
+from trainer.data.bad_rows import newly_bad
 from trainer.data.dataset import Dataset
 from trainer.data.packing import from_tokens
 from trainer.data.prompts import packed_text
 from trainer.errors import DataError
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.run.bad_rows import newly_bad
 from trainer.run.progress import Tally
 from trainer.run.runfiles import RunFiles
 from trainer.run.train import run

@@ -319,7 +319,7 @@ def on_full_disk(folder: Path, body: str) -> tuple[int, Path]:
         "        for size in (4096, 1):\n"
         "            try:\n                while True: file.write(b'x' * size)\n"
         "            except OSError: pass\n"
-        "from trainer.run.writing import lose_lines_that_do_not_fit\n"
+        "from trainer.writing import lose_lines_that_do_not_fit\n"
         "print('before', flush=True)\nlose_lines_that_do_not_fit()\nprint('then', flush=True)\n"
     )
     begun = program(folder / "run", "")[-1]

@@ -12,7 +12,7 @@ import typer
 
 from trainer.errors import ConfigError, TrainerError
 from trainer.machine import prepare_environment, usable_cores
-from trainer.run.writing import of_the_disk
+from trainer.writing import of_the_disk
 
 if TYPE_CHECKING:
     from trainer.data.chat_template import Mode

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainer.config import TrainConfig
 from trainer.data import prompts as texts
+from trainer.data.bad_rows import newly_bad
 from trainer.data.continuations import write
 from trainer.data.lines import file_digest
 from trainer.data.packing import Rows, from_tokens
@@ -20,7 +21,6 @@ from trainer.data.stored import StoredRows
 from trainer.errors import ConfigError
 from trainer.model.target import States, Target, is_single
 from trainer.model.target_files import end_ids, find_target
-from trainer.run.bad_rows import newly_bad
 from trainer.training.objective import needed_width
 from trainer.training.step import Batch, without_bad_rows
 

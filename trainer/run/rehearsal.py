@@ -15,13 +15,13 @@ from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.optimizer_state import forget, moments, whole_shapes
 from trainer.checkpoint.writer import HostCopies, Writer
 from trainer.config import TrainConfig
+from trainer.data.bad_rows import newly_bad
 from trainer.data.dataset import Dataset
 from trainer.data.packing import Rows
 from trainer.errors import DataError
 from trainer.model.ends import is_whole
 from trainer.model.target import States, Target
 from trainer.run import preflight
-from trainer.run.bad_rows import newly_bad
 from trainer.run.selfcheck import check, check_taps
 from trainer.run.setup import Assembled
 from trainer.training.objective import draw

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trainer.checkpoint.resume import Progress
 from trainer.config import TrainConfig
+from trainer.data.bad_rows import newly_bad
 from trainer.errors import TrainerError
-from trainer.run.bad_rows import newly_bad
 from trainer.run.console import Console, Standing, duration
 from trainer.run.preflight import peaks
 from trainer.run.progress import Clock, Tally

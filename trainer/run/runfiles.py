@@ -28,7 +28,7 @@ from trainer.failures import KnownFailure
 from trainer.machine import process_start
 from trainer.run.stopping import StopSignals
 from trainer.run.trackers import threw
-from trainer.run.writing import Reserve, append_line, to_log, write_json
+from trainer.writing import Reserve, append_line, to_log, write_json
 
 PHASES = ("loading", "data", "compiling", "training", "evaluating", "saving", "done")
 # How old a heartbeat may be in each phase before the run counts as stale. Loading and compiling are single

@@ -28,7 +28,6 @@ from trainer.run.runfiles import RunFiles
 from trainer.run.scatter import scatter
 from trainer.run.setup import Assembled, Say, assemble, choose_device
 from trainer.run.trackers import Trackers
-from trainer.run.writing import write_json
 from trainer.topology.planning import against_plan
 from trainer.topology.ranks import Ranks
 from trainer.topology.sharing import share_of
@@ -36,6 +35,7 @@ from trainer.topology.split import serve
 from trainer.topology.start import gpu_of, part_of, with_its_cores
 from trainer.topology.together import first_then_others, same_data
 from trainer.training.optim import DrafterOptimizer
+from trainer.writing import write_json
 
 BEFORE_SHARE = 0.05  # of the whole run's time: the most that measuring the untrained drafter may take
 

@@ -25,10 +25,10 @@ from typing import Any
 
 from trainer.machine import process_start
 from trainer.run.stopping import StopSignals
-from trainer.run.writing import Reserve, to_log, write_json
 from trainer.topology.agent import Deaths, run_alone, run_ranks
 from trainer.topology.cause import TOLD_TO_END, Trace, despite_stop, merged, root_cause
 from trainer.topology.pulse import Pulses, Quiet, Sign
+from trainer.writing import Reserve, to_log, write_json
 
 WATCH_S = 0.25
 STACKS_BYTES = 16_384  # of them are kept in the root cause

@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from trainer.run.writing import write_json
 from trainer.topology.ranks import PeerLost
+from trainer.writing import write_json
 
 POLL_S = 0.2
 

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from trainer.errors import ConfigError
-from trainer.run.writing import write_json
 from trainer.topology.plan import Prediction, Rates, choose
+from trainer.writing import write_json
 
 PLAN = "plan.json"
 PLAN_S = 3600.0  # for loading a large model from a slow disk, and measuring

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.machine import usable_cores
-from trainer.run.writing import to_log
 from trainer.topology.rank import LAUNCHER, WatchedFiles, die_with_launcher
+from trainer.writing import to_log
 
 if TYPE_CHECKING:
     from trainer.run.setup import Part
