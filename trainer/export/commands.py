@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.checkpoint.files import load_drafter
 from trainer.errors import ConfigError, TrainerError
@@ -20,6 +20,7 @@ from trainer.export.hf import read_hf
 from trainer.export.names import body_shapes, check_names, head_shapes
 from trainer.export.speculators import read_speculators, speculators_json
 from trainer.export.start import recipe_lines
+from trainer.model.architectures import as_looked_up, scales
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.folder import CONFIG, weight_files
 from trainer.model.folder import header as header_of
@@ -86,20 +87,28 @@ def export(
             f"weight {too_large[0]} does not fit {dtype}", where=str(checkpoint), next="say --dtype bfloat16"
         )
     shapes = body_shapes(config)
+    model = _without_weights(target) if target is not None else None
+    scaled = model is not None and scales(model)
+    if scaled and format == "speculators" and not with_head:
+        raise ConfigError(
+            "this target scales what its embedding gives, and readers of this layout take its bare rows",
+            where=str(target),
+            next="export without --no-head: the rows that are carried along are scaled",
+        )
     known = name or (str(target.absolute()) if target else "TARGET")
     if format == "speculators":
         assert target is not None and raw is not None
         data = speculators_json(config, dtype, known, list(raw.get("architectures") or []))
         if with_head:
             shapes |= head_shapes(config)
-            state |= {key: tensor.to(DTYPES[dtype]) for key, tensor in embedding_and_head(target).items()}
+            state |= {key: tensor.to(DTYPES[dtype]) for key, tensor in read_as_tables(target).items()}
     else:
         data = config.to_json(dtype)
     check_names({key: tensor.shape for key, tensor in state.items()}, shapes, str(checkpoint))
     write_folder(out, data, state)
     verify(out, config, state, format)
     count = sum(tensor.numel() for tensor in state.values())
-    commands, notes = serving(config, format, out.absolute(), known)
+    commands, notes = serving(config, format, out.absolute(), known, scaled)
     return Done(out, format, len(state), count, dtype, commands, notes)
 
 
@@ -144,8 +153,38 @@ def embedding_and_head(target: Path) -> dict[str, Tensor]:
     return {"embed_tokens.weight": tensors[embeddings[0]], "lm_head.weight": tensors[heads[0]]}
 
 
-def serving(config: DrafterConfig, format: str, out: Path, target: str) -> tuple[dict[str, str], list[str]]:
-    """The commands that serve an export, and what to know about them."""
+def read_as_tables(target: Path) -> dict[str, Tensor]:
+    """`embedding_and_head` for readers that look rows up and do nothing more to them, as this layout's do:
+    the scale of an embedding that has one (Gemma's) is in its rows.
+
+    Raises:
+        ConfigError: as `embedding_and_head`.
+    """
+    found = embedding_and_head(target)
+    table = found["embed_tokens.weight"]
+    model = _without_weights(target, table.dtype)
+    return found if model is None else found | {"embed_tokens.weight": as_looked_up(model, table)}
+
+
+def _without_weights(target: Path, dtype: torch.dtype = torch.float32) -> nn.Module | None:
+    """The target in shapes alone; None for one that transformers does not know: nothing was trained on it."""
+    from trainer.model.random_target import made_of
+
+    try:
+        with torch.device("meta"):
+            return made_of(target, dtype)
+    except ConfigError:
+        return None
+
+
+def serving(
+    config: DrafterConfig, format: str, out: Path, target: str, scaled: bool = False
+) -> tuple[dict[str, str], list[str]]:
+    """The commands that serve an export, and what to know about them.
+
+    Args:
+        scaled: the target's embedding scales its rows; a drafter is trained on what comes out.
+    """
     kinds = set(config.layer_types)
     mixed = len(kinds) > 1
     runner = "VLLM_USE_V2_MODEL_RUNNER=1 " if mixed else ""
@@ -154,12 +193,19 @@ def serving(config: DrafterConfig, format: str, out: Path, target: str) -> tuple
         if mixed:
             notes.append("in this layout vLLM takes full layers to be causal, too: let it serve --format hf")
             return {}, notes
+        if scaled:
+            notes.append("the embedding's rows are scaled as the target does; the package takes bare ones")
         return {"vllm": f"{runner}vllm serve {shlex.quote(str(out))}"}, notes
     speculation = {"method": "dflash", "model": str(out), "num_speculative_tokens": config.block_size - 1}
     sglang = ["python", "-m", "sglang.launch_server", "--model-path", target]
     sglang += ["--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(out)]
     sglang += ["--speculative-num-draft-tokens", str(config.block_size)]
     vllm = ["vllm", "serve", target, "--speculative-config", json.dumps(speculation)]
+    if scaled:
+        notes.append(
+            "this target scales its embedding, and vLLM takes bare rows: let it serve --format speculators"
+        )
+        return {"sglang": shlex.join(sglang)}, notes
     return {"sglang": shlex.join(sglang), "vllm": runner + shlex.join(vllm)}, notes
 
 
@@ -201,7 +247,7 @@ def drafters_own(
     check_names({name: tensor.shape for name, tensor in own.items()}, body_shapes(config), where)
     copies = [name for name in TARGETS_OWN[:2] if name in plain]
     if copies and target is not None:
-        theirs = embedding_and_head(target)
+        theirs = read_as_tables(target)
         for name in copies:
             mine = plain[name]
             if mine.shape != theirs[name].shape or not torch.equal(mine, theirs[name].to(mine.dtype)):

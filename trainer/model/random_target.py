@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trainer.errors import ConfigError
+from trainer.model.architectures import with_attention
 from trainer.model.target import Target
 
 RANDOM = "random"
@@ -57,8 +58,9 @@ def made_of(path: Path, dtype: torch.dtype) -> nn.Module:
 
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
-        model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
-        return model
+        return with_attention(
+            lambda kind: AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=kind)
+        )
     except (OSError, ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise

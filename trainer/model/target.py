@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
+from trainer.model.architectures import decoder_of, with_attention
 from trainer.model.prefill import Prefill
 from trainer.model.taps import check_taps
 from trainer.model.within import dense_within, first_seen
@@ -52,7 +53,7 @@ class Target:
 
     def __init__(self, model: nn.Module, taps: Sequence[int]) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.decoder: Any = model.get_decoder()  # type: ignore[operator]
+        self.decoder: Any = decoder_of(model)
         self.config = self.decoder.config
         # Extra layers past num_hidden_layers (multi-token prediction) belong to no forward pass, so to no
         # tap.
@@ -108,7 +109,7 @@ class Target:
     def copied_to(self, device: torch.device) -> Target:
         """The same target on another device, or once more on this one: two threads must not share one."""
         model = copy.deepcopy(self.model)
-        for layer in model.get_decoder().layers:  # type: ignore[operator]
+        for layer in decoder_of(model).layers:
             layer._forward_hooks.clear()  # they record for this target
         made = Target(model.to(device), self.taps)
         made.prefill.like(self.prefill)
@@ -261,13 +262,15 @@ def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: tor
     logging.set_verbosity_error()  # what is missing is refused below, in one line
 
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=dtype,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name and shapes
-            attn_implementation="sdpa",
+        model, report = with_attention(
+            lambda kind: AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by name and shapes
+                attn_implementation=kind,
+            )
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         # A configuration that contradicts itself names only its validator; the reason is the cause.

@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 import speculators_package
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_export import saved
-from tiny_cases import BLOCK, HIDDEN, MASK_ID, TAPS, WORDS, drafter, qwen3, settings
+from tiny_cases import BLOCK, DIMENSIONS, HIDDEN, MASK_ID, TAPS, WORDS, drafter, qwen3, settings
 from tiny_cases import documents as some_documents
 from torch import Tensor
+from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from trainer.checkpoint import files as checkpoint
 from trainer.data.packing import pack
+from trainer.errors import ConfigError
 from trainer.export.commands import export, import_drafter
-from trainer.model.target import States, Target
+from trainer.model.target import States, Target, load_target
 from trainer.model.target_identity import TargetIdentity
 from trainer.training.step import Batch, DrafterStep
 
@@ -91,6 +93,34 @@ def test_the_same_logits(
     theirs: Tensor = logits.view(12, BLOCK, WORDS)[:, 1:]
     assert ours.abs().max() > 1
     assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+
+def test_an_embedding_that_scales_is_exported_as_what_it_gives(tmp_path: Path) -> None:
+    """Gemma's embedding multiplies its rows by the root of the hidden size, and a drafter is trained on what
+    comes out. vLLM looks rows up in this layout's table and scales nothing; without one it takes bare ones.
+    """
+    torch.manual_seed(0)
+    folder, out = tmp_path / "target", tmp_path / "out"
+    model: Any = AutoModelForCausalLM.from_config(Gemma3TextConfig(**DIMENSIONS, head_dim=8))
+    model.bfloat16().save_pretrained(folder)
+    target = load_target(folder, TAPS, torch.bfloat16, torch.device("cpu"))
+    checkpoint_folder = saved(drafter("full"), tmp_path / "run")
+    done = export(checkpoint_folder, out, "speculators", folder)
+    state = load_file(out / "model.safetensors")
+    given = target.embedding(torch.arange(WORDS))
+    assert torch.equal(given, 4 * state["lm_head.weight"])  # 16 hidden numbers
+    assert torch.equal(state["embed_tokens.weight"], given)
+    assert "vllm" in done.commands and "the package takes bare ones" in done.notes[0]
+    with pytest.raises(ConfigError, match="scales what its embedding gives"):
+        export(checkpoint_folder, tmp_path / "bare", "speculators", folder, with_head=False)
+    plain = export(checkpoint_folder, tmp_path / "plain", "hf", folder)
+    assert set(plain.commands) == {"sglang"} and "let it serve --format speculators" in plain.notes[0]
+
+    import_drafter(out, tmp_path / "in", folder)
+    # One that was trained on the bare rows is another drafter.
+    save_file(state | {"embed_tokens.weight": state["lm_head.weight"].clone()}, out / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"embed_tokens\.weight .* is not the target's"):
+        import_drafter(out, tmp_path / "other", folder)
 
 
 def test_what_it_saves_comes_in_again(peer: Any, tmp_path: Path, target_folder: Path) -> None:
