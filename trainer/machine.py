@@ -8,6 +8,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
@@ -72,6 +78,20 @@ def importing() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def choose_device(wish: str, named_by: str) -> torch.device:
+    """The GPU, if torch sees one and the wish (auto, cpu or cuda) is not cpu; else the CPU.
+
+    Raises:
+        ConfigError: `named_by` asks for a GPU, and torch sees none.
+    """
+    import torch
+
+    sees_one = torch.cuda.is_available()
+    if wish == "cuda" and not sees_one:
+        raise ConfigError("torch sees no CUDA device", where=named_by, next="say auto or cpu")
+    return torch.device("cuda" if wish != "cpu" and sees_one else "cpu")
 
 
 def available_memory(

@@ -32,6 +32,7 @@ from trainer.data.journal import Result
 from trainer.data.lines import BadRow
 from trainer.data.regenerate import Answer, Job, Refused, Sampling, row_seed
 from trainer.errors import ConfigError
+from trainer.machine import choose_device
 from trainer.model.positions import positions
 
 
@@ -72,9 +73,7 @@ class LocalTarget:
             raise ConfigError("no token ends a turn (eos_token, eos_token_id)", where=str(folder))
         if not (folder / "config.json").is_file():
             raise ConfigError("no model there (config.json)", where=str(folder))
-        self.device = torch.device(
-            device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        )
+        self.device = choose_device(device, "--device")
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         try:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)

@@ -16,9 +16,8 @@ from trainer.evaluation.given import Questions, read_pair
 from trainer.evaluation.measure import Bench, Found, Options, SetResult
 from trainer.evaluation.prompt_sets import held_out
 from trainer.evaluation.readers import RereadTarget, reader
-from trainer.machine import usable_cores
+from trainer.machine import choose_device, usable_cores
 from trainer.model.target import load_target
-from trainer.run.setup import choose_device
 
 
 class NotLossless(TrainerError):
@@ -95,7 +94,7 @@ def evaluate_checkpoint(
         sets = held_out(encoder, section.prompts, section.prompt_tokens, seed)
     else:
         sets = asked.read(place, encoder, section.prompts)
-    device = choose_device(options.device)
+    device = choose_device(options.device, "--device")
     narrow = options.dtype == "bfloat16" or (options.dtype == "auto" and device.type == "cuda")
     dtype = torch.bfloat16 if narrow else torch.float32
     target = load_target(place, shape.taps, dtype, device)

@@ -15,7 +15,7 @@ from trainer.config import Target as TargetSection
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.export.start import begin_with
-from trainer.machine import usable_cores
+from trainer.machine import choose_device, usable_cores
 from trainer.model.drafter import Drafter
 from trainer.model.ends import bytes_of, is_whole, keep_ends, load_ends, random_ends
 from trainer.model.gpu_kernels import warnings_here
@@ -29,12 +29,6 @@ from trainer.model.target_files import end_ids, find_target, load_tokenizer, rea
 from trainer.model.target_identity import identify
 
 Say = Callable[[str], None]
-
-
-def choose_device(wish: str) -> torch.device:
-    if wish == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("torch sees no CUDA device", where="train.device", next="use device: auto or cpu")
-    return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def target_dtype(section: TargetSection, device: torch.device) -> torch.dtype:
@@ -104,7 +98,7 @@ def assemble(config: TrainConfig, say: Say, part: Part = "all") -> Assembled:
     """
     torch.set_num_threads(config.threads or usable_cores())
     torch.manual_seed(config.seed)
-    device = choose_device(config.device)
+    device = choose_device(config.device, "train.device")
     path = find_target(config.target.path)
     raw = read_config(path)
     vocabulary = dimension(raw, "vocab_size")

@@ -17,6 +17,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.prompts import draw_prompts
 from trainer.errors import Stopped
 from trainer.evaluation.evaluator import Evaluator, Measurement
+from trainer.machine import choose_device
 from trainer.model.random_target import RANDOM, WORTHLESS
 from trainer.run.console import Console, Plain
 from trainer.run.loading import loading_deadline_s
@@ -26,7 +27,7 @@ from trainer.run.rehearsal import check_target
 from trainer.run.report import Report, make_report
 from trainer.run.runfiles import RunFiles
 from trainer.run.scatter import scatter
-from trainer.run.setup import Assembled, Say, assemble, choose_device
+from trainer.run.setup import Assembled, Say, assemble
 from trainer.run.trackers import Trackers
 from trainer.topology.planning import against_plan
 from trainer.topology.ranks import Ranks
@@ -64,7 +65,7 @@ def run(
     console = console or Plain(say)
     first = ranks is None or ranks.first
     if ranks is not None:
-        on_gpu = choose_device(config.device).type == "cuda"
+        on_gpu = choose_device(config.device, "train.device").type == "cuda"
         ranks.join(gpu_of(ranks.rank, config) if on_gpu else None, config.layout.wait_s)
         config = with_its_cores(config, ranks.size)
     chosen, saved = first_then_others(

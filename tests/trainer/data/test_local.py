@@ -47,6 +47,12 @@ def target(folder: Path, batch: int, **sampling: Any) -> LocalTarget:
     return LocalTarget(folder, Mode(), None, Sampling(**{"max_new_tokens": 24, **sampling}), batch, "cpu")
 
 
+def test_a_gpu_that_torch_does_not_see_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match="--device: torch sees no CUDA device\nnext: say auto or cpu"):
+        LocalTarget(folder, Mode(), None, Sampling(), 1, "cuda")
+
+
 def jobs(count: int) -> list[Job | Result]:
     old = {"role": "assistant", "content": "old"}
     rows = []
