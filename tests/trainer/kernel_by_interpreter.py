@@ -12,7 +12,7 @@ import torch
 
 from trainer.training import errors_kernel
 
-errors_kernel.COLUMNS = 64
+errors_kernel.COLUMNS, errors_kernel.DEEP = 16, 4
 
 
 def case(dtype: torch.dtype, words: int) -> dict[str, object]:
@@ -26,17 +26,19 @@ def case(dtype: torch.dtype, words: int) -> dict[str, object]:
     logits[3, :] = -300.0  # far below where exp underflows
     logits[3, labels[3]] = -290.0
     logits[4, words // 2 :] += 200  # a larger maximum comes late
+    logits[6, words // 2], logits[6, -1] = 150, 290  # far above what came before, twice
     logits[5, 1], logits[5, 0], labels[5] = 50, 50, 1  # as likely as an earlier one: wrong
     exact = logits.double()
     log_p = exact.log_softmax(-1)
     wanted = log_p.exp()
     wanted[torch.arange(7), labels] -= 1
     found = logits.clone()
-    losses, right = errors_kernel.errors_in_place(found, labels)
+    scales, losses, right = errors_kernel.errors_in_place(found, labels)
+    found = found.double() * scales.double()[:, None]
     return {
         "dtype": str(dtype),
         "words": words,
-        "gradient": float((found.double() - wanted).abs().max()),
+        "gradient": float((found - wanted).abs().max()),
         "loss": float((losses + log_p.gather(-1, labels[:, None])[:, 0]).abs().max()),
         "right": right.tolist() == (exact.argmax(-1) == labels).tolist(),
         "rights": right.tolist()[:6],

@@ -26,7 +26,20 @@ from trainer.training import adamw, adamw_kernel, errors_kernel
 
 HOPPER, ADA = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 89, 32)
 ADA_BYTES = 99 * 1024  # of shared memory that a program gets
-WIDE = {"logs", "dots", "weight", "cos", "sin", "parts", "losses", "gradient", "first", "second", "total"}
+WIDE = {
+    "logs",
+    "dots",
+    "weight",
+    "cos",
+    "sin",
+    "parts",
+    "losses",
+    "scales",
+    "gradient",
+    "first",
+    "second",
+    "total",
+}
 WIDE |= {"rate", "count", "divisor", "bad"}
 NUMBERS = {"scale", "factor", "eps", "rest1", "rest2", "log2_beta1", "log2_beta2", "decay"}
 WHOLE = {"queries", "tokens", "keys", "rows", "elements", "words", "stride"}
@@ -82,7 +95,11 @@ if __name__ == "__main__":
         "key_gradients, Ada": attention(attention_kernel.key_gradients, spans.KEYS, False, ADA_BYTES),
         "turn": shared(turn_kernel.forward, heads, turn.WARPS),
         "turn back": shared(turn_kernel.gradients, heads, turn.WARPS),
-        "errors": shared(errors_kernel._errors, {"COLUMNS": errors_kernel.COLUMNS}, errors_kernel.WARPS),
+        "errors": shared(
+            errors_kernel._errors,
+            {"COLUMNS": errors_kernel.COLUMNS, "DEEP": errors_kernel.DEEP},
+            errors_kernel.WARPS,
+        ),
         "update": shared(adamw_kernel.update, {"BLOCK": adamw.BLOCK, "TWIN": True}, adamw.WARPS),
         "add": shared(accumulate_kernel.add, {"BLOCK": accumulate.BLOCK, "FIRST": False}, 4),
     }

@@ -3,9 +3,9 @@
 Only slots 1..B-1 reach the head. Chunk by chunk of tokens, each token's loss and its gradient with respect to
 the token's hidden state are formed while the chunk's logits are there. The head is frozen, so two matrix
 products do (logits, and their gradient times the head), none is repeated in the backward pass, and what stays
-is a row of H numbers a token. The same pass says whether the most likely token is the label. Weights come
-after, as ordinary arithmetic on the losses: D-PACE needs all of a block's slots first. Sums are returned, not
-means, so that micro-batches and ranks add up before anything is divided.
+is a row of H numbers a token and one to multiply it by. The same pass says whether the most likely token is
+the label. Weights come after, as ordinary arithmetic on the losses: D-PACE needs all of a block's slots
+first. Sums are returned, not means, so that micro-batches and ranks add up before anything is divided.
 
 Where the host knows how many slots are supervised, only as many chunks are done as they fill. The device puts
 them first, and a chunk has the same number of tokens whatever the data: nobody waits for the device, nothing
@@ -27,6 +27,7 @@ from trainer.training.compiled import where_it_pays
 from trainer.training.objective import dpace_weights
 
 CPU_LOGITS = 1 << 26  # of one chunk: 256 MiB in float32
+KERNEL_DTYPES = (torch.bfloat16, torch.float32)  # float16 has not the range that errors_kernel writes in
 GPU_SHARE = 1 / 32  # of a GPU's memory for one chunk's logits: products of many rows waste no part of it
 
 
@@ -103,23 +104,26 @@ def _errors(
 
 def _chunk(
     hidden: Tensor, head: Tensor, label: Tensor, teacher: Tensor | None, kl: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`_errors` of c tokens' logits, which nobody else holds, as quickly as they can be had.
 
     Args:
         hidden, teacher: [c, H].
+    Returns:
+        what `_errors` does; behind the first, [c], what is left to multiply its rows by.
     """
-    if kl or not hidden.is_cuda or not run_here():
-        return where_it_pays(_errors, hidden)(
+    if kl or not hidden.is_cuda or hidden.dtype not in KERNEL_DTYPES or not run_here():
+        errors, loss, own, right = where_it_pays(_errors, hidden)(
             hidden @ head.T, label, None if teacher is None else teacher @ head.T, kl
         )
+        return errors, torch.ones_like(loss), loss, own, right
     from trainer.training.errors_kernel import errors_in_place
 
     if teacher is not None:
         label = (teacher @ head.T).argmax(-1)
     logits = hidden @ head.T
-    loss, right = errors_in_place(logits, label)
-    return logits, loss, -loss, right
+    scale, loss, right = errors_in_place(logits, label)
+    return logits, scale, loss, -loss, right
 
 
 class _TokenLoss(torch.autograd.Function):
@@ -145,11 +149,12 @@ class _TokenLoss(torch.autograd.Function):
         gradient = torch.empty_like(hidden)
         loss = hidden.new_zeros(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
         own, right = torch.zeros_like(loss), torch.zeros_like(loss, dtype=torch.bool)
+        scale = torch.ones_like(loss)
         for number in range(chunks):
             start = min(number * size, len(hidden) - size)
             part = slice(start, start + size)
             at = part if order is None else order[part]
-            errors, loss[at], own[at], right[at] = _chunk(
+            errors, scale[at], loss[at], own[at], right[at] = _chunk(
                 hidden[at], head, labels[at], None if teacher is None else teacher[at], kl
             )
             torch.mm(errors, head, out=gradient[part])
@@ -157,15 +162,15 @@ class _TokenLoss(torch.autograd.Function):
         if order is not None:
             done = slice(chunks * size)
             gradient = torch.zeros_like(hidden).index_copy_(0, order[done], gradient[done])
-        ctx.save_for_backward(gradient)
+        ctx.save_for_backward(gradient, scale)
         ctx.mark_non_differentiable(own, right)
         return loss, own, right
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
+        gradient, scale = ctx.saved_tensors
         # Into the gradient's own dtype at once: no wider copy of all hidden states on the way.
-        return torch.mul(gradient, grads[0][:, None], out=torch.empty_like(gradient)), *[None] * 7
+        return torch.mul(gradient, (grads[0] * scale)[:, None], out=torch.empty_like(gradient)), *[None] * 7
 
 
 def cut(tokens: int, chunk: int, most: int | None = None, compiles: bool = False) -> tuple[int, int]:
