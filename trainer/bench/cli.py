@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trainer.errors import ConfigError
-from trainer.machine import importing, prepare_environment
+from trainer.guard import command
+from trainer.machine import importing
 from trainer.model.kernels import slow_for_want_of
 
 SETTINGS = [
@@ -46,8 +47,6 @@ def bench(
     out: Annotated[Path | None, typer.Option("--json", help="Write the figures there, too.")] = None,
 ) -> None:
     """Time one part of training on random data: a table, then one line of JSON."""
-    prepare_environment()
-    from trainer.cli import guarded
 
     def work() -> None:
         with importing():
@@ -80,7 +79,7 @@ def bench(
         if out is not None:
             out.write_text(line + "\n", encoding="utf-8")
 
-    raise SystemExit(guarded(work, None))
+    command(work)
 
 
 def show(figures: dict[str, Any]) -> None:

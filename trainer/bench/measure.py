@@ -138,7 +138,8 @@ def bench_step(settings: Settings) -> dict[str, Any]:
 
     whole()  # moments and gradients are there now: what comes on top is the step's own
     held = timing.reset_peak(device)
-    seconds = timing.timed(whole, device, settings.repeats, warmup=3)  # one captures the update
+    for _ in range(3):  # one captures the update
+        whole()
     peak = timing.peak_gib(device)
     blocks = step.blocks(batch.rows, uniform)
     counts = [
@@ -147,7 +148,7 @@ def bench_step(settings: Settings) -> dict[str, Any]:
     ]
     made = products(shape, work_of(settings, step))
     flop = sum(product.flop for product in made) + attention_flop(shape, counts)
-    alone = timing.products_s(made, step.compute_dtype, device, settings.repeats)
+    seconds, alone = timing.in_turns(whole, made, step.compute_dtype, device, settings.repeats)
     return {
         **base("step", settings),
         "ms": 1e3 * seconds,
@@ -196,10 +197,11 @@ def bench_loss(settings: Settings) -> dict[str, Any]:
         head_loss(hidden, step.head, labels, weights, alive, Kind()).loss.backward()
 
     held = timing.reset_peak(device)
-    seconds = timing.timed(whole, device, settings.repeats, warmup=2)
+    for _ in range(2):
+        whole()
     peak = timing.peak_gib(device)
     made = head_products(shape, blocks * slots, 1, work_of(settings, step).loss_chunk)
-    alone = timing.products_s(made, step.compute_dtype, device, settings.repeats)
+    seconds, alone = timing.in_turns(whole, made, step.compute_dtype, device, settings.repeats)
     flop = sum(product.flop for product in made)
     return {
         **base("loss", settings),

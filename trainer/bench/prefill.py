@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def bench_target(settings: Settings) -> dict[str, Any]:
             target.states(tokens[part], positions[part], documents[part], single=single)
 
     held = timing.reset_peak(device)
-    seconds = timing.timed(whole, device, settings.repeats, warmup=1)
+    whole()
     peak = timing.peak_gib(device)
     if not target.prefill.ready or (target.prefill.attention, target.prefill.compile) != prefill:
         raise TrainerError(
@@ -53,12 +54,15 @@ def bench_target(settings: Settings) -> dict[str, Any]:
             where="bench target",
             next="choose another way: --attention sdpa, --no-compile",
         )
-    made = target_products(shape, step_rows * settings.row_tokens, layers)
     micro = settings.rows // step_rows
-    alone = micro * timing.products_s(made, target.dtype, device, settings.repeats)
+    made = [
+        replace(product, times=micro * product.times)
+        for product in target_products(shape, step_rows * settings.row_tokens, layers)
+    ]
+    seconds, alone = timing.in_turns(whole, made, target.dtype, device, settings.repeats)
     seen = causal_pairs(documents)
     attention = 4 * shape.target_heads * shape.head_size * seen * layers  # two products forward
-    flop = micro * sum(product.flop for product in made) + attention
+    flop = sum(product.flop for product in made) + attention
     return {
         **base("target", settings),
         "attention": prefill[0],

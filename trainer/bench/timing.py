@@ -14,24 +14,28 @@ from trainer.bench.flops import Product
 CUBE = 8192  # rows, columns and depth of the product that tells a GPU's rate
 
 
+def clocked(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, until the device has done it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
 def timed(work: Callable[[], object], device: torch.device, repeats: int, warmup: int = 1) -> float:
     """Median seconds of one call; of at least `repeats`."""
     for _ in range(warmup):
         work()
-    found = []
-    for _ in range(repeats):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
+    return statistics.median(clocked(work, device) for _ in range(repeats))
 
 
-def product_s(product: Product, dtype: torch.dtype, device: torch.device, repeats: int) -> float:
-    """Seconds of a product and its gradients, all its times together, with operands laid out as in a step."""
+def product_s(product: Product, dtype: torch.dtype, device: torch.device) -> float:
+    """Seconds of a product and its gradients, all its times one after another, with operands laid out as in a
+    step.
+    """
     with device:
         x = torch.randn(product.m, product.k, dtype=dtype)
         weight = torch.randn(product.n, product.k, dtype=dtype)
@@ -41,11 +45,33 @@ def product_s(product: Product, dtype: torch.dtype, device: torch.device, repeat
         runs.append(partial(torch.mm, y, weight))
     if "weight" in product.backward:
         runs.append(partial(torch.mm, y.T, x))
-    return product.times * sum(timed(run, device, repeats) for run in runs)
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            for each in runs:
+                each()
+
+    run(1)  # untimed: the library looks for its way
+    return clocked(partial(run, product.times), device)
 
 
-def products_s(made: Sequence[Product], dtype: torch.dtype, device: torch.device, repeats: int) -> float:
-    return sum(product_s(product, dtype, device, repeats) for product in made)
+def in_turns(
+    work: Callable[[], object],
+    products: Sequence[Product],
+    dtype: torch.dtype,
+    device: torch.device,
+    repeats: int,
+) -> tuple[float, float]:
+    """Median seconds of one call of `work`, and of its products alone.
+
+    They take turns, and products run as long as they do in the work: a GPU lowers its clock as it gets hot,
+    so products that are timed one by one after a pause are up to a twentieth faster than those in the work.
+    """
+    whole, alone = [], []
+    for _ in range(repeats):
+        whole.append(clocked(work, device))
+        alone.append(sum(product_s(product, dtype, device) for product in products))
+    return statistics.median(whole), statistics.median(alone)
 
 
 def cubed_tflops(device: torch.device, repeats: int) -> float | None:
@@ -53,7 +79,8 @@ def cubed_tflops(device: torch.device, repeats: int) -> float | None:
     if device.type != "cuda":
         return None
     cube = Product("cube", CUBE, CUBE, CUBE, 1, ())
-    return cube.flop / product_s(cube, torch.bfloat16, device, max(repeats, 10)) / 1e12
+    seconds = statistics.median(product_s(cube, torch.bfloat16, device) for _ in range(max(repeats, 10)))
+    return cube.flop / seconds / 1e12
 
 
 def peak_gib(device: torch.device) -> float | None:

@@ -6,15 +6,17 @@ Run: python -m pytest tests/trainer/bench
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from typer.testing import CliRunner, Result
 
 from trainer.bench.flops import Product
 from trainer.bench.targets import documents_of
-from trainer.bench.timing import product_s, products_s
+from trainer.bench.timing import in_turns, product_s
 from trainer.cli import app
 
 
@@ -107,10 +109,32 @@ def test_what_cannot_run_is_refused_in_one_message(words: list[str], message: st
 
 
 def test_a_products_time_is_of_all_its_parts_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "trainer.bench.timing.timed", lambda work, device, repeats: 1.0 if work() is not None else 0
-    )
+    done: list[tuple[int, ...]] = []
+
+    def mm(a: Tensor, b: Tensor) -> None:
+        done.append((len(a), b.shape[1]))
+
+    def clocked(work: Callable[[], object], device: torch.device) -> int:
+        done.clear()
+        work()
+        return len(done)
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr("trainer.bench.timing.clocked", clocked)
     device = torch.device("cpu")
     made = [Product("a", 2, 3, 4, 5, ("input", "weight")), Product("b", 2, 3, 4, 1, ("input",))]
-    assert [product_s(each, torch.float32, device, 1) for each in made] == [15.0, 2.0]
-    assert products_s(made, torch.float32, device, 1) == 17.0
+    assert product_s(made[0], torch.float32, device) == 15 and done == 5 * [(2, 4), (2, 3), (4, 3)]
+    assert product_s(made[1], torch.float32, device) == 2 and done == [(2, 4), (2, 3)]
+
+
+def test_work_and_its_products_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+
+    def products(*_: object) -> float:
+        turns.append("products")
+        return 7.0
+
+    monkeypatch.setattr("trainer.bench.timing.product_s", products)
+    made = [Product("a", 2, 3, 4, 1, ())]
+    seconds, alone = in_turns(lambda: turns.append("work"), made, torch.float32, torch.device("cpu"), 3)
+    assert turns == 3 * ["work", "products"] and alone == 7.0 and 0 < seconds < 7
