@@ -62,15 +62,18 @@ class Matcher:
         if not suspects:
             return
         seen: Set[str] = set()
-        position, last_begin = 0, -1
+        position, begin, end = 0, 0, -1
         for piece in pieces:
             for row in suspects.get(piece, ()):
-                begin, end = line_around(data, position)
-                if begin != last_begin:
-                    last_begin = begin
+                # A progress bar may write a whole block without a newline: its line is looked for, and read
+                # by each row, once, and not once for each of its states.
+                if position > end:
+                    begin, end = line_around(data, position)
                     seen = set()
-                if row.name not in seen and row.finds(data[begin:end]):
-                    seen.add(row.name)
+                if row.name in seen:
+                    continue
+                seen.add(row.name)
+                if row.finds(data[begin:end]):
                     yield row, begin, end
             position += len(piece) + 1
 
@@ -80,6 +83,10 @@ class Matcher:
         found: Dict[bytes, List[Known]] = {}
         for row in self.rows:
             for branch in row.shapes:
+                if not branch.pattern:
+                    for piece in fresh:
+                        found.setdefault(piece, []).append(row)
+                    continue
                 for hit in branch.finditer(text):
                     begin, end = line_around(text, hit.start())
                     rows = found.setdefault(text[begin:end], [])

@@ -209,6 +209,27 @@ def test_digits_of_a_pattern_are_kept_where_they_count() -> None:
     assert [b for _, _, b in logknown.Matcher([odd]).lines(b"x12y\nx1y")] == [4]
 
 
+@pytest.mark.parametrize("pattern", [r"Xid: 79\b", r"Xid: \d{2}x", "Xid|9{3}x"])
+def test_a_line_of_many_states_is_read_once_by_each_row(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A progress bar without a newline is one line: read for each of its states, a megabyte took minutes."""
+    row = logknown.Known({"name": "x", "pattern": pattern})
+    read: list[bytes] = []
+    plain = row.finds
+    monkeypatch.setattr(row, "finds", lambda line: bool(read.append(line)) or plain(line))
+    bar = b"".join(b"\rXid: %d%%" % (n % 70) for n in range(2_000))
+    data = bar + b"\nXid: 79x\n" + bar
+    found = [data[begin:end] for _, begin, end in logknown.Matcher([row]).lines(data)]
+    assert read.count(bar) == 2 and len(read) <= 3
+    assert found == [line for line in (bar, b"Xid: 79x", bar) if re.search(pattern.encode(), line)]
+
+
+def test_no_row_must_read_every_line() -> None:
+    """A pattern whose shape finds everything (digits in braces) costs a search of each line of each log."""
+    assert [row.name for row in ROWS if any(not shape.pattern for shape in row.shapes)] == []
+
+
 def test_branches_are_the_choices_at_the_top() -> None:
     assert logknown.branches(r"a|b(c|d)|[|]e\|f") == ["a", "b(c|d)", r"[|]e\|f"]
 
