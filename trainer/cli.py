@@ -6,25 +6,22 @@ Imports nothing heavy before a command runs, so help and wrong recipes answer at
 from __future__ import annotations
 
 import os
-import sys
 import time
-import traceback
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainer import config as configs
-from trainer import failures, recipe_file
+from trainer import recipe_file
 from trainer.bench.cli import bench
 from trainer.data.cli import data, prepare
 from trainer.data.regenerate_cli import regenerate
-from trainer.errors import ConfigError, Stopped, TrainerError
+from trainer.errors import ConfigError
 from trainer.evaluation.cli import eval
 from trainer.export.cli import export, import_
+from trainer.guard import guarded
 from trainer.machine import importing, prepare_environment
 from trainer.run.console import Console, Plain, for_stdout
 from trainer.run.runfiles import RunFiles
@@ -32,7 +29,7 @@ from trainer.topology.cli import plan
 from trainer.topology.planning import resolve_auto
 from trainer.topology.rank import RankFiles, WatchedFiles
 from trainer.topology.start import as_watched, launch, wanted_ranks
-from trainer.writing import lose_lines_that_do_not_fit, of_the_disk
+from trainer.writing import lose_lines_that_do_not_fit
 
 if TYPE_CHECKING:
     from trainer.topology.ranks import Ranks
@@ -52,11 +49,6 @@ app.command()(prepare)
 app.command()(bench)
 app.command()(regenerate)
 app.add_typer(data, name="data")
-
-
-def read_recipe(path: Path) -> Any:
-    """The `train:` section of a recipe file. Raises ConfigError: it cannot be read, or has none."""
-    return recipe_file.read(path).train
 
 
 def read_config(path: Path) -> configs.TrainConfig:
@@ -90,7 +82,7 @@ def _begun() -> RunFiles:
         files.enter("loading")
         begun.append(files)
 
-    failed = guarded(begin, None)
+    failed = guarded(begin)
     if failed:
         raise SystemExit(failed)
     return begun[0]
@@ -111,7 +103,7 @@ def train(
     prepare_environment()
     lose_lines_that_do_not_fit()
     if "DFLASH_RUN_DIR" not in os.environ:  # by hand: a recipe that is refused leaves no folder behind
-        refused = guarded(partial(_refuse, recipe, resume), None)
+        refused = guarded(partial(_refuse, recipe, resume))
         if refused:
             raise SystemExit(refused)
     files = _begun()
@@ -181,51 +173,10 @@ def trained(
 
         report = run(config, files, console.say, console, resume, allow_changes, ranks)
         if report is not None:
-            show(report.columns, report.rows, report.notes, report.headline)
+            report.show()
         console.say(f"done; files in {files.folder}")
 
     return guarded(work, files)
-
-
-def guarded(work: Callable[[], None], files: RunFiles | None) -> int:
-    """Run `work`; its failure becomes a message, root_cause.json and an exit code; only bugs keep a
-    traceback. A failure that others have met before is told with what it means and what helps.
-    """
-    try:
-        work()
-    except Stopped as error:  # being told to stop is no failure
-        _say(f"error: {error}")
-        return error.exit_code
-    except Exception as error:
-        known = files.fail(error) if files else failures.of_error(error)
-        told = error if isinstance(error, TrainerError) else of_the_disk(error)
-        said = f"error: {told}" if told else traceback.format_exc().rstrip()
-        _say("\n".join([said, failures.words(known)] if known else [said]))
-        return told.exit_code if told else 1
-    return 0
-
-
-def _say(text: str) -> None:
-    """On stderr; that nobody reads it any more changes no exit code."""
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
-
-
-def show(columns: list[str], rows: list[list[str]], notes: list[str], headline: str) -> None:
-    """The result, readable in a log file too."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*columns)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(*row)
-    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
-    console.print(table)
-    for note in notes:
-        console.print(note, markup=False)
-    console.print(headline, markup=False, style="bold")
 
 
 def main() -> None:

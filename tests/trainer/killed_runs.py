@@ -45,8 +45,8 @@ def child(
     import torch
 
     from trainer import config as configs
-    from trainer.cli import guarded
     from trainer.data import stdlib
+    from trainer.guard import guarded
     from trainer.run.runfiles import RunFiles
     from trainer.run.train import run
 

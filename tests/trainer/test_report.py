@@ -9,7 +9,7 @@ import pytest
 
 from trainer.config import Evaluate
 from trainer.evaluation.evaluator import Figure, Measurement
-from trainer.run.report import make_report
+from trainer.evaluation.report import make_report
 
 
 @pytest.mark.parametrize(

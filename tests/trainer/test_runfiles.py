@@ -20,7 +20,7 @@ import pytest
 from small_disk import on_small_disk
 
 from trainer import config as configs
-from trainer.cli import guarded
+from trainer.guard import guarded
 from trainer.run.loading import loading_deadline_s
 from trainer.run.runfiles import DEADLINE_S, PHASES, RunFiles
 
@@ -195,7 +195,7 @@ def test_a_known_failure_is_named_in_the_log_and_in_the_root_cause(
     tmp_path: Path, body: str, code: int, error: str
 ) -> None:
     head = (
-        "from trainer.cli import guarded\nfrom trainer.errors import DataError\n"
+        "from trainer.guard import guarded\nfrom trainer.errors import DataError\n"
         "def fail(text, kind=RuntimeError): raise kind(text)\n"
     )
     done = subprocess.run(

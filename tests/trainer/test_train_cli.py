@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -66,6 +67,18 @@ def test_a_step_that_is_kept_as_the_best_is_not_saved_again_one_later(
     run(configs.load(content), RunFiles(tmp_path / "run"), lambda text: None)
     names = [path.name for path in listed(tmp_path / "run" / "checkpoints")]
     assert names == ["step-0000007", "step-0000006", "step-0000003"]
+
+
+@pytest.mark.parametrize("words", [["train"], ["plan"], ["prepare", "--target", "."]])
+def test_ctrl_c_is_no_failure(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trainer.recipe_file.read", interrupted)
+    monkeypatch.setattr("trainer.data.cli.settings_of", interrupted)
+    done = CliRunner().invoke(app, [words[0], "recipe.yaml", *words[1:]])
+    assert done.exit_code == 130 and done.stderr.startswith("stopped") and "Aborted" not in done.stderr
 
 
 NOWHERE = "x" * 300  # longer than a name can be: what nobody can use, root neither

@@ -20,8 +20,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from trainer import config as configs
+from trainer import recipe_file
 from trainer.checkpoint.files import load_drafter
-from trainer.cli import read_recipe
 from trainer.errors import ConfigError, DataError
 from trainer.run.progress import Clock, Tally
 from trainer.run.runfiles import RunFiles
@@ -198,15 +198,15 @@ def test_unreadable_recipes(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        read_recipe(path)
+        recipe_file.read(path)
 
 
 def test_a_recipe_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the recipe: No such file"):
-        read_recipe(tmp_path / "none.yaml")
+        recipe_file.read(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not UTF-8"):
-        read_recipe(tmp_path / "binary.yaml")
+        recipe_file.read(tmp_path / "binary.yaml")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trainer.errors import ConfigError
-from trainer.guard import command
+from trainer.guard import as_command
 from trainer.machine import importing
 from trainer.model.kernels import slow_for_want_of
 
@@ -79,7 +79,7 @@ def bench(
         if out is not None:
             out.write_text(line + "\n", encoding="utf-8")
 
-    command(work)
+    as_command(work)
 
 
 def show(figures: dict[str, Any]) -> None:

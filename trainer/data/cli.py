@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trainer.errors import ConfigError, TrainerError
-from trainer.machine import prepare_environment, usable_cores
-from trainer.writing import of_the_disk
+from trainer.errors import ConfigError
+from trainer.guard import as_command, say
+from trainer.machine import usable_cores
 
 if TYPE_CHECKING:
     from trainer.data.chat_template import Mode
     from trainer.data.reader import Settings
+
+GOES_ON = "stopped; the same command goes on from here"
 
 data = typer.Typer(no_args_is_help=True, help="Look at data before training on it.")
 
@@ -66,7 +66,7 @@ def prepare(
         for line in summary(store):
             print(line)
 
-    guarded(work)
+    as_command(work, GOES_ON)
 
 
 @data.command("show")
@@ -109,7 +109,7 @@ def show(
             documents = looking.row_of_file(file, row, settings)
         looking.show(documents, folder, Console(highlight=False))
 
-    guarded(work)
+    as_command(work)
 
 
 def settings_of(
@@ -151,26 +151,3 @@ def mode_of(thinking: str | None, arguments: list[str] | None, date: str | None)
     except ValueError:
         raise ConfigError(f"{date!r} is no date like {DEFAULT_DATE}", where="--date") from None
     return Mode(None if thinking is None else thinking == "on", values, date or DEFAULT_DATE)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def guarded(work: Callable[[], None]) -> None:
-    """Run `work`; what a person can mend becomes one message and an exit code."""
-    prepare_environment()
-    try:
-        work()
-    except TrainerError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(error.exit_code) from None
-    except OSError as error:
-        told = of_the_disk(error)
-        if told is None:
-            raise
-        print(f"error: {told}", file=sys.stderr, flush=True)
-        raise SystemExit(told.exit_code) from None
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr, flush=True)
-        raise SystemExit(130) from None

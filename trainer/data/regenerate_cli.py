@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trainer.data.cli import Arguments, Date, TemplateFile, Thinking, guarded, mode_of, say
+from trainer.data.cli import GOES_ON, Arguments, Date, TemplateFile, Thinking, mode_of
 from trainer.errors import ConfigError
+from trainer.guard import as_command, say
 
 if TYPE_CHECKING:
     from trainer.data.chat_template import Mode
@@ -68,7 +69,7 @@ def regenerate(
         for line in report(run(source, out, known, window, answering, say), out):
             print(line)
 
-    guarded(work)
+    as_command(work, GOES_ON)
 
 
 def _local(

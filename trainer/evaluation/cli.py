@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 from trainer.config import Evaluate
-from trainer.data.cli import Arguments, Date, TemplateFile, Thinking, mode_of, say
-from trainer.machine import importing, prepare_environment
+from trainer.data.cli import Arguments, Date, TemplateFile, Thinking, mode_of
+from trainer.guard import as_command, say
+from trainer.machine import importing
 
 
 def eval(
@@ -37,9 +38,6 @@ def eval(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON document instead.")] = False,
 ) -> None:
     """Measure a drafter by real decoding: acceptance length, speed, and that the text is the target's own."""
-    from trainer.cli import guarded, show
-
-    prepare_environment()
 
     def work() -> None:
         from trainer.evaluation.given import Questions, read_pair
@@ -59,8 +57,7 @@ def eval(
         if as_json:
             print(json.dumps(document(found), indent=2))
         else:
-            report = evaluation_report(found)
-            show(report.columns, report.rows, report.notes, report.headline)
+            evaluation_report(found).show()
         found.check()
 
-    raise SystemExit(guarded(work, None))
+    as_command(work)

@@ -7,7 +7,7 @@ from typing import Any
 from trainer.evaluation.evaluate_checkpoint import Evaluation
 from trainer.evaluation.figures import Run
 from trainer.evaluation.measure import METHODS, SetResult
-from trainer.run.report import Report
+from trainer.evaluation.report import Report
 
 AGREE = {"float32": 0.02, "bfloat16": 0.1}  # share of blocks that rounding may turn, in this precision
 COLUMNS = [

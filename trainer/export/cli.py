@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trainer.machine import prepare_environment
+from trainer.guard import as_command
 
 if TYPE_CHECKING:
     from trainer.export.commands import Done
@@ -49,7 +48,7 @@ def export(
 
         tell(run(checkpoint, out, format, target, target_name, dtype, head), as_json)
 
-    _guarded(work)
+    as_command(work)
 
 
 def import_(
@@ -70,14 +69,7 @@ def import_(
 
         tell(import_drafter(source, out, target), as_json)
 
-    _guarded(work)
-
-
-def _guarded(work: Callable[[], None]) -> None:
-    from trainer.cli import guarded
-
-    prepare_environment()
-    raise SystemExit(guarded(work, None))
+    as_command(work)
 
 
 def tell(done: Done, as_json: bool) -> None:

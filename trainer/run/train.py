@@ -17,6 +17,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.prompts import draw_prompts
 from trainer.errors import Stopped
 from trainer.evaluation.evaluator import Evaluator, Measurement
+from trainer.evaluation.report import Report, make_report
 from trainer.machine import choose_device
 from trainer.model.random_target import RANDOM, WORTHLESS
 from trainer.run.console import Console, Plain
@@ -24,7 +25,6 @@ from trainer.run.loading import loading_deadline_s
 from trainer.run.loop import AFTER_SHARE, SAVE_RESERVE_S, Trainer
 from trainer.run.origin import choose, data_again, facts_of
 from trainer.run.rehearsal import check_target
-from trainer.run.report import Report, make_report
 from trainer.run.runfiles import RunFiles
 from trainer.run.scatter import scatter
 from trainer.run.setup import Assembled, Say, assemble

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from trainer.machine import prepare_environment
+from trainer import recipe_file
+from trainer.guard import as_command, say
 
 
 def plan(
@@ -24,14 +25,9 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
     """Measure target and drafter here, and predict what every layout of the GPUs would reach."""
-    prepare_environment()
-    from trainer.cli import guarded, read_config
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
 
     def work() -> None:
-        config = read_config(recipe)
+        config = recipe_file.read(recipe).config()
         from trainer.topology.measure import measure
         from trainer.topology.plan import ranked
         from trainer.topology.planning import as_json, why
@@ -52,4 +48,4 @@ def plan(
         Console(width=None if sys.stdout.isatty() else 110, highlight=False).print(table)
         print(why(found))
 
-    raise SystemExit(guarded(work, None))
+    as_command(work)

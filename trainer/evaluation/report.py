@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from trainer.config import Evaluate
@@ -16,6 +17,22 @@ class Report:
     rows: list[list[str]]
     notes: list[str]
     lossless: bool
+
+    def show(self) -> None:
+        """Printed so that it is readable in a log file, too."""
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*self.columns)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for row in self.rows:
+            table.add_row(*row)
+        console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+        console.print(table)
+        for note in self.notes:
+            console.print(note, markup=False)
+        console.print(self.headline, markup=False, style="bold")
 
 
 def _equal(figure: Figure) -> str:

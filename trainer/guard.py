@@ -1,0 +1,56 @@
+"""The edge of every command: its failure becomes one message and an exit code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from trainer import failures
+from trainer.errors import Stopped, TrainerError
+from trainer.machine import prepare_environment
+from trainer.writing import of_the_disk
+
+if TYPE_CHECKING:
+    from trainer.run.runfiles import RunFiles
+
+INTERRUPTED = 130
+
+
+def guarded(work: Callable[[], None], files: RunFiles | None = None, interrupted: str = "stopped") -> int:
+    """Run `work`; the exit code. Only bugs keep a traceback. A failure that others have met before is told
+    with what it means and what helps.
+
+    Args:
+        files: of a run, which get its root_cause.json.
+        interrupted: what is said after Ctrl-C.
+    """
+    try:
+        work()
+    except Stopped as error:  # being told to stop is no failure
+        say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        say(interrupted)
+        return INTERRUPTED
+    except Exception as error:
+        known = files.fail(error) if files else failures.of_error(error)
+        told = error if isinstance(error, TrainerError) else of_the_disk(error)
+        said = f"error: {told}" if told else traceback.format_exc().rstrip()
+        say("\n".join([said, failures.words(known)] if known else [said]))
+        return told.exit_code if told else 1
+    return 0
+
+
+def as_command(work: Callable[[], None], interrupted: str = "stopped") -> NoReturn:
+    """`work` as a whole command, from the settings that count before torch is imported to its exit code."""
+    prepare_environment()
+    raise SystemExit(guarded(work, interrupted=interrupted))
+
+
+def say(text: str) -> None:
+    """On stderr; that nobody reads it any more changes no exit code."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
