@@ -39,6 +39,8 @@ test: venv  ## the whole suite: linters, unit, lab and bed tests, every command 
 	$(PY) -m pytest -m "alone and not soak" $$(grep -rlw --include='test_*.py' 'mark\.alone' tests | sort)
 
 side-by-side: venv
+	@# In a new checkout every worker would rewrite and compile the same files at the same time.
+	@test -d tests/unit/__pycache__ || $(PY) -m pytest --collect-only -qq tests >/dev/null 2>&1 || :
 	$(PY) -m pytest $(SPREAD) -m "not soak and not alone" tests
 
 quality: venv  ## ruff check, ruff format --check, mypy
