@@ -116,9 +116,7 @@ class DrafterStep:
         anchors, keep = choose_anchors(rows, uniform, per_document, self.width)
         spare = self.pass_count * self.pass_width - self.width
         anchors, keep = pad(anchors, (0, spare)), pad(keep, (0, spare))
-        return make_blocks(
-            rows, anchors, keep, drafter.block_size, self.config.gamma, drafter.mask_token_id
-        )
+        return make_blocks(rows, anchors, keep, drafter.block_size, self.config.gamma, drafter.mask_token_id)
 
     def masks(self, rows: Rows, blocks: Blocks) -> list[Any]:
         """One mask a layer; layers of one window share theirs."""
