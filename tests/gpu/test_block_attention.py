@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from trainer.model.attention_spans import spans_of
 from trainer.model.block_attention import block_attention
 from trainer.model.mask import Bounds, bounds, dense_mask
-from trainer.model.spans import spans
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 NAMES = ("q", "k", "v", "own_k", "own_v")
@@ -70,7 +70,7 @@ def test_output_and_gradients(
 
     def run() -> tuple[Tensor, list[Tensor]]:
         q, k, v, own_k, own_v = mine = [each.clone().requires_grad_() for each in drawn]
-        out = block_attention(q, k, v, own_k, own_v, spans(rule, heads // groups), size**-0.5)
+        out = block_attention(q, k, v, own_k, own_v, spans_of(rule, heads // groups), size**-0.5)
         out.backward(upstream)
         return out.detach(), [each.grad for each in mine if each.grad is not None]
 

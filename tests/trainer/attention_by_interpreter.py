@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.model import spans
+from trainer.model import attention_spans as spans
+from trainer.model.attention_spans import Tiles
 from trainer.model.block_attention import block_attention
 from trainer.model.mask import bounds, dense_mask
-from trainer.model.spans import Tiles
 
 SIZE = 16
 
@@ -82,7 +82,7 @@ def run(case: Case) -> dict[str, object]:
     given_back = torch.randn(drawn[0].shape, generator=generator).to(case.dtype)
     mine = [each.clone().requires_grad_() for each in drawn]
     q, k, v, own_k, own_v = mine
-    rule_by_tiles = spans.spans(rule, case.heads // case.groups)
+    rule_by_tiles = spans.spans_of(rule, case.heads // case.groups)
     out = block_attention(q, k, v, own_k, own_v, rule_by_tiles, SIZE**-0.5)
     out.backward(given_back)
     exact = [each.double().requires_grad_() for each in drawn]

@@ -18,10 +18,10 @@ from trainer.model import (
     accumulate_kernel,
     attention_kernel,
     block_attention,
-    spans,
-    turn,
-    turn_kernel,
+    norm_rope,
+    norm_rope_kernel,
 )
+from trainer.model import attention_spans as spans
 from trainer.training import adamw, adamw_kernel, errors_kernel
 
 HOPPER, ADA = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 89, 32)
@@ -83,7 +83,7 @@ def attention(kernel: Any, tiles: spans.Tiles, own: int | bool, shared_bytes: in
 
 
 if __name__ == "__main__":
-    heads = {"HEADS": 32, "SIZE": 128, "ROWS": turn.ROWS}
+    heads = {"HEADS": 32, "SIZE": 128, "ROWS": norm_rope.ROWS}
     found = {
         "forward": attention(attention_kernel.forward, spans.FORWARD, spans.FORWARD.own),
         "query_gradients": attention(attention_kernel.query_gradients, spans.QUERIES, spans.QUERIES.own),
@@ -93,8 +93,8 @@ if __name__ == "__main__":
             attention_kernel.query_gradients, spans.QUERIES, spans.QUERIES.own, ADA_BYTES
         ),
         "key_gradients, Ada": attention(attention_kernel.key_gradients, spans.KEYS, False, ADA_BYTES),
-        "turn": shared(turn_kernel.forward, heads, turn.WARPS),
-        "turn back": shared(turn_kernel.gradients, heads, turn.WARPS),
+        "norm and RoPE": shared(norm_rope_kernel.forward, heads, norm_rope.WARPS),
+        "norm and RoPE back": shared(norm_rope_kernel.gradients, heads, norm_rope.WARPS),
         "errors": shared(
             errors_kernel._errors,
             {"COLUMNS": errors_kernel.COLUMNS, "DEEP": errors_kernel.DEEP},

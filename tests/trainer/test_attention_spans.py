@@ -11,10 +11,11 @@ import torch
 from trainer import config as configs
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
 from trainer.errors import ConfigError
-from trainer.model import gpu_kernels, spans
+from trainer.model import attention_spans as spans
+from trainer.model import gpu_kernels
+from trainer.model.attention_spans import Tiles
 from trainer.model.gpu_kernels import Facts
 from trainer.model.mask import Bounds, bounds, dense_mask
-from trainer.model.spans import Tiles
 from trainer.training.objective import draw
 from trainer.training.step import DrafterStep, attention_of
 
@@ -59,7 +60,7 @@ def test_they_see_what_the_rule_says(
     for name, rows in zip(("FORWARD", "QUERIES", "KEYS"), tiles, strict=True):
         monkeypatch.setattr(spans, name, Tiles(rows, tiles[0], 16, 4, 1))
     rule = rule_of(count, tokens, count, block, window, documents, dead)
-    made, wanted = spans.spans(rule, share), dense_mask(rule)[:, 0]
+    made, wanted = spans.spans_of(rule, share), dense_mask(rule)[:, 0]
     for row in range(3):
         ways = spans.seen_by_kernels(made, row, range(count * block))
         assert len(ways) == 3 and all(torch.equal(way, wanted[row]) for way in ways)
@@ -68,7 +69,7 @@ def test_they_see_what_the_rule_says(
 def test_little_is_compared_with_the_rule() -> None:
     """Of a long document all tiles but one or two at an anchor are read without a question, in both ways."""
     rule = rule_of(0, 4096, 64, 16, None, 0, 0.0)
-    made = spans.spans(rule, 4)
+    made = spans.spans_of(rule, 4)
     for of, unit in ((made.forward, spans.FORWARD.keys), (made.queries, spans.QUERIES.keys)):
         first, whole, rest, last = of.double().unbind(-1)
         assert float((last - first - (rest - whole).clamp(min=0)).mean()) < 4096 / 64 + unit
@@ -86,7 +87,7 @@ def test_a_wrong_span_is_seen(dead: float) -> None:
     nothing.
     """
     rule = rule_of(0, 300, 20, 4, None, 2, dead)
-    made, wanted = spans.spans(rule, 1), dense_mask(rule)[:, 0]
+    made, wanted = spans.spans_of(rule, 1), dense_mask(rule)[:, 0]
     for name in ("forward", "queries", "keys"):
         tensor = getattr(made, name)
         before = tensor.clone()

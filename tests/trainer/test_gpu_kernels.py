@@ -19,7 +19,8 @@ from trainer import config as configs
 from trainer.bench.shapes import SHAPES, drafter_of
 from trainer.config import Policy
 from trainer.errors import ConfigError, Refused
-from trainer.model import accumulate, gpu_kernels, spans, turn
+from trainer.model import accumulate, gpu_kernels, norm_rope
+from trainer.model import attention_spans as spans
 from trainer.model.block_attention import stages_of
 from trainer.model.gpu_kernels import Facts, driver_problem, run_here, why_none
 from trainer.run.preflight import kernels_wanted
@@ -82,10 +83,10 @@ def test_each_operation_with_a_kernel_does_without_it(facts: Facts, box: Any) ->
     hidden, head, labels = x.flatten(0, 2), torch.eye(16).bfloat16(), torch.arange(64) % 16
     part = torch.ones(accumulate.LEAST, dtype=torch.bfloat16)
     box(Facts())
-    assert turn.runs_here(told(x)) and adamw._fits(told(x.float()))
-    assert not turn.runs_here(x) and not adamw._fits(x.float())
+    assert norm_rope.runs_here(told(x)) and adamw._fits(told(x.float()))
+    assert not norm_rope.runs_here(x) and not adamw._fits(x.float())
     box(facts)
-    assert not turn.runs_here(told(x)) and not adamw._fits(told(x.float()))
+    assert not norm_rope.runs_here(told(x)) and not adamw._fits(told(x.float()))
     assert torch.equal(accumulate.accumulate(None, told(part)).as_subclass(Tensor), part.float())
     found = loss._chunk(told(hidden), head, labels, None, kl=False)
     for one, other in zip(found, loss._chunk(hidden, head, labels, None, kl=False), strict=True):

@@ -30,7 +30,7 @@ def output_of(program: str, **env: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("program", "cases"), [("attention_by_interpreter.py", 15), ("turn_by_interpreter.py", 4)]
+    ("program", "cases"), [("attention_by_interpreter.py", 15), ("norm_rope_by_interpreter.py", 4)]
 )
 def test_output_and_gradients_equal_float64(program: str, cases: int) -> None:
     found = output_of(program, TRITON_INTERPRET="1")
@@ -57,8 +57,8 @@ def test_they_compile_for_a_gpu() -> None:
         "forward, Ada",
         "query_gradients, Ada",
         "key_gradients, Ada",
-        "turn",
-        "turn back",
+        "norm and RoPE",
+        "norm and RoPE back",
         "errors",
         "update",
         "add",

@@ -26,9 +26,9 @@ from trainer.bench.flops import (
     products,
 )
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
+from trainer.model.attention_spans import spans_of
 from trainer.model.flex import flex_mask
 from trainer.model.mask import bounds, dense_mask, mask_mod
-from trainer.model.spans import spans
 from trainer.model.tiles import tile_map
 from trainer.training.compiled import where_it_pays
 from trainer.training.loss import Kind, chunk_tokens, head_loss
@@ -228,7 +228,7 @@ def bench_mask(settings: Settings) -> dict[str, Any]:
         rule = bounds(anchors, keep, batch.rows.doc_start, shape.block, window)
         create = partial(where_it_pays(create_block_mask, anchors), mask_mod(rule), settings.rows, None)
         ways: dict[str, Callable[[], object]] = {
-            "spans": partial(spans, rule, shape.heads // shape.key_value_heads),
+            "spans": partial(spans_of, rule, shape.heads // shape.key_value_heads),
             "tiles": partial(flex_mask, rule),
             "torch": partial(create, queries, keys, device=device.type),
         }

@@ -3,7 +3,7 @@
 Flex attention asks for the keys of context and blocks in one tensor, and gives each of its programs 128
 positions of one head: eight anchors, which lie 760 tokens apart where 512 are drawn from 49,152. Here a
 program has few anchors with the heads that share a key, and reads context and blocks where they are
-(attention_kernel.py); what it reads, spans.py says.
+(attention_kernel.py); what it reads, attention_spans.py says.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.model import spans as sizes
+from trainer.model import attention_spans
+from trainer.model.attention_spans import Spans, Tiles
 from trainer.model.gpu_kernels import facts_here
-from trainer.model.spans import Spans, Tiles
 
 LOG2_E = 1.4426950408889634
 SIZES = (16, 32, 64, 128)  # of a head
@@ -107,9 +107,9 @@ def _attend(
         attention_kernel.forward[grid](
             *(q, k, v, own_k, own_v, out, logs, low, high, forward_spans),
             *(scale * LOG2_E, queries, k.shape[1]),
-            OWN=sizes.FORWARD.own,
+            OWN=attention_spans.FORWARD.own,
             **_shape(q, k, block_size, causal, pack),
-            **_of(sizes.FORWARD),
+            **_of(attention_spans.FORWARD),
         )
     return out, logs
 
@@ -149,13 +149,13 @@ def _gradients(
         attention_kernel.query_gradients[(query_spans.shape[1], heads // pack, rows)](
             *(q, k, v, own_k, own_v, out, d_out, logs, dots, d_q, low, high, query_spans),
             *(*numbers, k.shape[1]),
-            OWN=sizes.QUERIES.own,
+            OWN=attention_spans.QUERIES.own,
             **shape,
-            **_of(sizes.QUERIES),
+            **_of(attention_spans.QUERIES),
         )
     found = [d_q]
     for keys, values, own in ((k, v, False), (own_k, own_v, True)):
-        tiles = sizes.KEYS._replace(keys=sizes.KEYS.own) if own else sizes.KEYS
+        tiles = attention_spans.KEYS._replace(keys=attention_spans.KEYS.own) if own else attention_spans.KEYS
         d_k, d_v = torch.empty_like(keys), torch.empty_like(values)
         with torch.cuda.device_of(q):
             attention_kernel.key_gradients[(-(-keys.shape[1] // tiles.keys), keys.shape[2], rows)](

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from trainer.model.attention_spans import Spans
 from trainer.model.block_attention import block_attention
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.flex import flex
-from trainer.model.spans import Spans
-from trainer.model.turn import normed_turned, runs_here
+from trainer.model.norm_rope import norm_rope, runs_here
 
 MOST_SCORES = 1 << 26  # attention scores that may be held in memory at once
 KeyValue = tuple[Tensor, Tensor]  # keys rotated and normed, values; each [R, G, C, E]
@@ -64,10 +64,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos[:, :, None] + turned * sin[:, :, None]).to(x.dtype)
 
 
-def turned(x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
+def normed_rotated(x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor) -> Tensor:
     """Queries or keys [R, T, heads, E] as attention takes them: normed, then rotated."""
     if runs_here(x):
-        return normed_turned(x, norm.weight, norm.eps, cos, sin)
+        return norm_rope(x, norm.weight, norm.eps, cos, sin)
     return rotate(norm(x), cos, sin)
 
 
@@ -127,11 +127,11 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim))
 
     def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> KeyValue:
-        k = turned(self.heads(self.k_proj(x)), self.k_norm, cos, sin)
+        k = normed_rotated(self.heads(self.k_proj(x)), self.k_norm, cos, sin)
         return k.transpose(1, 2), self.heads(self.v_proj(x)).transpose(1, 2)
 
     def forward(self, x: Tensor, context: KeyValue, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
-        q = turned(self.heads(self.q_proj(x)), self.q_norm, cos, sin)
+        q = normed_rotated(self.heads(self.q_proj(x)), self.q_norm, cos, sin)
         own = self.keys_values(x, cos, sin)
         dtype = own[1].dtype  # under autocast a float32 x gives float32 q and k; v has the products' own
         q = q.to(dtype)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from trainer.data.packing import Rows
 from trainer.errors import Refused
+from trainer.model.attention_spans import Spans, seen_by_kernels
 from trainer.model.plain_states import allowed, far, plain_states
-from trainer.model.spans import Spans, seen_by_kernels
 from trainer.model.target import States, Target
 from trainer.training.objective import Blocks
 from trainer.training.step import Batch, DrafterStep

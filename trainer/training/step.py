@@ -22,6 +22,7 @@ from trainer.config import TrainConfig
 from trainer.data.packing import Rows
 from trainer.errors import ConfigError
 from trainer.machine import multiplies_bfloat16
+from trainer.model.attention_spans import spans_of
 from trainer.model.block_attention import why_not_here
 from trainer.model.drafter import Drafter, KeyValue
 from trainer.model.drafter_config import DrafterConfig
@@ -29,7 +30,6 @@ from trainer.model.flex import flex_mask
 from trainer.model.gpu_kernels import why_none_here
 from trainer.model.mask import Bounds, bounds, dense_mask
 from trainer.model.shared_context import SharedContext
-from trainer.model.spans import spans
 from trainer.model.target import States
 from trainer.training.execution import Execution
 from trainer.training.loss import Kind, Sums, head_loss
@@ -125,7 +125,7 @@ class DrafterStep:
         ways: dict[str, Callable[[Bounds], Any]] = {
             "dense": dense_mask,
             "flex": flex_mask,
-            "triton": partial(spans, share=share),
+            "triton": partial(spans_of, share=share),
         }
         build = ways[self.attention]
         made = {

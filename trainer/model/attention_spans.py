@@ -64,7 +64,7 @@ def packed(share: int) -> int:
     return min(share & -share, 16)
 
 
-def spans(rule: Bounds, share: int) -> Spans:
+def spans_of(rule: Bounds, share: int) -> Spans:
     """
     Args:
         share: query heads that share a key head.

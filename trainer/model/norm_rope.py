@@ -1,4 +1,4 @@
-"""RMS norm and RoPE of queries or keys as one operation on a GPU: our own kernels (turn_kernel.py)."""
+"""RMS norm and RoPE of queries or keys as one operation on a GPU: our own kernels (norm_rope_kernel.py)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def runs_here(x: Tensor) -> bool:
     return x.is_cuda and fits and run_here()
 
 
-def normed_turned(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+def norm_rope(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
     """rotate(x / rms(x) * weight) [R, T, heads, E] in x's dtype, computed in float32 throughout.
 
     Args:
         x: [R, T, heads, E]. weight: [E]. cos, sin: [R, T, E] float32.
     """
-    made: Tensor = _turn(x.contiguous(), weight, cos.contiguous(), sin.contiguous(), eps)
+    made: Tensor = _norm_rope(x.contiguous(), weight, cos.contiguous(), sin.contiguous(), eps)
     return made
 
 
@@ -35,33 +35,33 @@ def _shape(x: Tensor) -> dict[str, int]:
     return {"HEADS": x.shape[-2], "SIZE": x.shape[-1], "ROWS": ROWS, "num_warps": WARPS}
 
 
-@torch.library.custom_op("dflash::normed_turned", mutates_args=())
-def _turn(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    from trainer.model import turn_kernel
+@torch.library.custom_op("dflash::norm_rope", mutates_args=())
+def _norm_rope(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    from trainer.model import norm_rope_kernel
 
     y, rows = torch.empty_like(x), x.numel() // x.shape[-1]
     with torch.cuda.device_of(x):  # Triton launches on the thread's device, whatever the tensors' is
-        turn_kernel.forward[(-(-rows // ROWS),)](x, weight, cos, sin, y, rows, eps, **_shape(x))
+        norm_rope_kernel.forward[(-(-rows // ROWS),)](x, weight, cos, sin, y, rows, eps, **_shape(x))
     return y
 
 
-@_turn.register_fake
+@_norm_rope.register_fake
 def _(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("dflash::normed_turned_backward", mutates_args=())
+@torch.library.custom_op("dflash::norm_rope_backward", mutates_args=())
 def _gradients(
     d_y: Tensor, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    from trainer.model import turn_kernel
+    from trainer.model import norm_rope_kernel
 
     d_x, rows = torch.empty_like(x), x.numel() // x.shape[-1]
     programs = min(PROGRAMS, -(-rows // ROWS))
     parts = x.new_empty(programs, x.shape[-1], dtype=torch.float32)
     d_y = d_y.contiguous()
     with torch.cuda.device_of(x):
-        turn_kernel.gradients[(programs,)](x, weight, cos, sin, d_y, d_x, parts, rows, eps, **_shape(x))
+        norm_rope_kernel.gradients[(programs,)](x, weight, cos, sin, d_y, d_x, parts, rows, eps, **_shape(x))
     return d_x, parts.sum(0).to(weight.dtype)
 
 
@@ -79,4 +79,4 @@ def _backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
     return *_gradients(d_y, *ctx.saved_tensors, ctx.eps), None, None, None
 
 
-_turn.register_autograd(_backward, setup_context=_keep)
+_norm_rope.register_autograd(_backward, setup_context=_keep)

@@ -11,7 +11,7 @@ import json
 import torch
 from torch import Tensor
 
-from trainer.model import turn
+from trainer.model import norm_rope
 
 
 def plain(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
@@ -26,14 +26,14 @@ def plain(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Te
 def run(
     name: str, shape: tuple[int, ...], dtype: torch.dtype, programs: int, eps: float
 ) -> dict[str, object]:
-    turn.PROGRAMS = programs
+    norm_rope.PROGRAMS = programs
     generator = torch.Generator().manual_seed(len(name))
     x, upstream = (torch.randn(shape, generator=generator).to(dtype) for _ in "ab")
     weight = 1 + torch.randn(shape[-1], generator=generator)
     angle = 9 * torch.randn(*shape[:2], shape[-1], generator=generator)  # the halves differ: both are read
     cos, sin = angle.cos(), angle.sin()
     mine, own = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    out = turn.normed_turned(mine, own, eps, cos, sin)
+    out = norm_rope.norm_rope(mine, own, eps, cos, sin)
     out.backward(upstream)
     exact, other = x.double().requires_grad_(), weight.double().requires_grad_()
     wanted = plain(exact, other, eps, cos.double(), sin.double())
