@@ -33,6 +33,7 @@ from trainer.data.lines import BadRow
 from trainer.data.regenerate import Answer, Job, Refused, Sampling, row_seed
 from trainer.errors import ConfigError
 from trainer.machine import choose_device
+from trainer.model.architectures import config_of, told_by_transformers, with_attention
 from trainer.model.positions import positions
 
 
@@ -75,10 +76,20 @@ class LocalTarget:
             raise ConfigError("no model there (config.json)", where=str(folder))
         self.device = choose_device(device, "--device")
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot load the model: {error}", where=str(folder)) from None
+        with told_by_transformers(
+            "transformers cannot load the model", folder, "it must be one that transformers itself knows"
+        ):
+            config = config_of(folder)
+            model = with_attention(
+                lambda kind: AutoModelForCausalLM.from_pretrained(
+                    folder,
+                    config=config,
+                    dtype=dtype,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    attn_implementation=kind,
+                )
+            )
         self.model = model.to(self.device).eval()
         self.context = positions(model.config.get_text_config().to_dict())
         self.written, self.seconds = 0, 0.0  # tokens, and the time that they took

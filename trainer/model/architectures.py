@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +13,45 @@ from torch import Tensor, nn
 from trainer.errors import ConfigError
 
 Model = TypeVar("Model")
+
+
+@contextmanager
+def told_by_transformers(what: str, where: Path, next: str) -> Iterator[None]:
+    """What transformers cannot do inside becomes a ConfigError: `what`, and the first line of its reason.
+
+    A package that a quantised model needs and that is missing is such a reason; too little memory is none.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # a log file is no place for it
+    logging.set_verbosity_error()  # what matters of its warnings is refused by whoever calls
+    reasons = (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        ImportError,
+        SafetensorError,
+        StrictDataclassError,
+    )
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except reasons as error:
+        # A configuration that contradicts itself names only its validator; the reason is the cause.
+        told = error.__cause__ if isinstance(error, StrictDataclassError) else error
+        first = str(told or error).strip().split("\n")[0]
+        raise ConfigError(f"{what}: {first}", where=str(where), next=next) from error
+
+
+def config_of(path: Path) -> Any:
+    """transformers' configuration of the model in `path`; code that lies beside it is never run."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
 def with_attention(make: Callable[[str], Model]) -> Model:

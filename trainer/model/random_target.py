@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainer.errors import ConfigError
-from trainer.model.architectures import with_attention
+from trainer.model.architectures import config_of, told_by_transformers, with_attention
 from trainer.model.target import Target
 
 RANDOM = "random"
@@ -53,20 +52,16 @@ def fill_ends(target: Target, seed: int) -> None:
 
 def made_of(path: Path, dtype: torch.dtype) -> nn.Module:
     """The model of a config.json, as it begins, on the default device. Raises ConfigError."""
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    with told_by_transformers(
+        "transformers cannot make the target",
+        path / "config.json",
+        "it must be the config.json of a decoder that transformers itself knows",
+    ):
+        config = config_of(path)
         return with_attention(
-            lambda kind: AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=kind)
+            lambda kind: AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=kind, trust_remote_code=False
+            )
         )
-    except (OSError, ValueError, KeyError, RuntimeError, StrictDataclassError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        first = str(error.__cause__ or error).strip().split("\n")[0]
-        raise ConfigError(
-            f"transformers cannot make the target: {first}",
-            where=str(path / "config.json"),
-            next="it must be the config.json of a decoder that transformers knows",
-        ) from error

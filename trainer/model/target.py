@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
-from trainer.model.architectures import decoder_of, with_attention
+from trainer.model.architectures import config_of, decoder_of, told_by_transformers, with_attention
 from trainer.model.prefill import Prefill
 from trainer.model.taps import check_taps
 from trainer.model.within import dense_within, first_seen
@@ -253,34 +253,27 @@ def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: tor
         ConfigError: it cannot be loaded, or its files do not hold all its weights in the shapes of its
             config.json.
     """
-    from huggingface_hub.errors import StrictDataclassError
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # a log file is no place for it
-    logging.set_verbosity_error()  # what is missing is refused below, in one line
-
-    try:
+    with told_by_transformers(
+        "transformers cannot load the target",
+        path,
+        "it must hold config.json and weights of a decoder that transformers itself knows, and what it needs "
+        "must be installed",
+    ):
+        config = config_of(path)
         model, report = with_attention(
             lambda kind: AutoModelForCausalLM.from_pretrained(
                 path,
+                config=config,
                 dtype=dtype,
                 local_files_only=True,
+                trust_remote_code=False,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, by name and shapes
                 attn_implementation=kind,
             )
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
-        # A configuration that contradicts itself names only its validator; the reason is the cause.
-        told = error.__cause__ if isinstance(error, StrictDataclassError) else error
-        first = str(told or error).strip().split("\n")[0]
-        raise ConfigError(
-            f"transformers cannot load the target: {first}",
-            where=str(path),
-            next="it must hold config.json and safetensors",
-        ) from error
     # transformers would fill all of these with random numbers and only warn.
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(f"{len(missing)} weights are missing, {missing[0]} first", where=str(path))

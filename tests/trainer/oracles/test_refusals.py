@@ -132,6 +132,33 @@ def test_a_configuration_that_is_none(folder: Path, content: str) -> None:
     assert "config.json" in refusal(lambda: start(folder))
 
 
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+        {"quant_method": "gptq", "bits": 4, "group_size": 128},
+        {"quant_method": "compressed-tensors", "format": "float-quantized"},
+    ],
+    ids=lambda scheme: scheme["quant_method"],
+)
+def test_a_quantised_target_whose_package_is_missing(folder: Path, scheme: dict[str, Any]) -> None:
+    change(folder, quantization_config=scheme)
+    text = refusal(lambda: start(folder))
+    assert "cannot load the target" in text and "requires" in text.replace("is required", "requires")
+
+
+def test_code_beside_a_target_is_not_run_and_nobody_is_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would ask at the terminal, and wait."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
+    change(folder, model_type="own", architectures=["Own"], auto_map=names)
+    (folder / "own.py").write_text("raise SystemExit('it was run')")
+    text = refusal(lambda: start(folder))
+    assert "cannot load the target" in text and "transformers itself knows" in text
+
+
 def test_an_unknown_architecture(folder: Path) -> None:
     change(folder, model_type="never_heard_of", architectures=["NeverForCausalLM"])
     assert "cannot load the target" in refusal(lambda: start(folder))

@@ -183,6 +183,14 @@ def test_layers_that_run_counted_by_hooks(kind: str, tmp_path: Path) -> None:
     assert [name for name in ran if name in layers] == layers and head not in ran
 
 
+def test_the_attention_that_a_target_was_saved_with_is_not_asked_for(tmp_path: Path) -> None:
+    """Some config.json name a package's attention, which is not here."""
+    path = save("qwen3", tmp_path) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "_attn_implementation": "flash_attention_2"}))
+    target = load_target(tmp_path, (0, 2), torch.float32, torch.device("cpu"))
+    assert target.config._attn_implementation == "sdpa"
+
+
 def test_a_target_wrapped_with_its_vision_part(tmp_path: Path) -> None:
     """As the Qwen3.5 and 3.6 models are published: text_config inside, weights under model.language_model."""
     rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
