@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import typer
-
+from dflashctl.cli.ask import ask
 from dflashctl.cli.eachhost import Outcome
-from dflashctl.errors import NotOurs, UsageError
+from dflashctl.errors import NotOurs
 from dflashctl.gpus.facts import ask_host, judge_facts
 from dflashctl.gpus.idle import Box
 from dflashctl.remote.agent_call import call
@@ -38,7 +36,7 @@ def kill_pid(
     if dry_run:
         return Outcome(document)
     if not yes:
-        ask(pid)
+        ask("End this process?", where=host, instead=f"dflashctl kill --pid {pid} --yes")
     patience_s = GRACE_S if grace_s is None else grace_s
     wish = {**request, "start": process["start"], "grace_s": patience_s}
     answer = call(engine, "stop_process", wish, timeout_s=patience_s + SLACK_S)
@@ -66,10 +64,3 @@ def show_process(host: str, process: Mapping[str, Any], gpus: Sequence[int]) -> 
     say(f"  command  {clip(' '.join(process['cmdline']) or process['comm'], 160)}")
     say(f"  user     {process['user']}, for {age}, state {process['state']}, {size(process['rss_bytes'])}")
     say(f"  GPUs     {', '.join(map(str, gpus)) or '-'}")
-
-
-def ask(pid: int) -> None:
-    """Raises UsageError where nobody can answer, Abort for a no."""
-    if not sys.stdin.isatty():
-        raise UsageError("nobody is there to ask", next=f"dflashctl kill --pid {pid} --yes")
-    typer.confirm("End this process?", abort=True)

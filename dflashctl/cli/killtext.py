@@ -24,7 +24,7 @@ def show_targets(
     for run in targets if not quiet else ():
         pids = [str(member["pid"]) for member in run["family"]]
         gpus = ranges([gpu["index"] for gpu in run["gpus"]])
-        say(f"would end {run['tag']} ({run['id']}) on GPUs {gpus}: pids {', '.join(pids) or '-'}")
+        say(f"would end {run['tag'] or 'run'} ({run['id']}) on GPUs {gpus}: pids {', '.join(pids) or '-'}")
     if not quiet:
         say("nothing was signalled (--dry-run)" if targets else "no run is live")
     return {"host": host, "dry_run": True, "runs": [dict(run) for run in targets]}
@@ -42,7 +42,7 @@ def show_stacks(engine: Engine, run: Mapping[str, Any], *, quiet: bool) -> dict[
     try:
         found = read_stacks(engine, str(run["tag"] or run["id"]), again_s=STACKS_AGAIN_S)
     except DflashError as error:
-        warn(f"warning: no stacks of {run['tag']}: {error.what}")
+        warn(f"warning: no stacks of {run['tag'] or run['id']}: {error.what}")
         return {"run": run["id"], "problem": error.what}
     if not quiet:
         show(render.shown(found))
@@ -63,7 +63,7 @@ def show_interrupted(name: str, targets: Sequence[Mapping[str, Any]]) -> None:
 
 def show_stopped(host: str, answer: Mapping[str, Any], *, quiet: bool) -> None:
     """One run's end."""
-    name = f"{answer['tag']} ({answer['id']})"
+    name = f"{answer['tag']} ({answer['id']})" if answer["tag"] else f"run {answer['id']}"
     if not quiet:
         if answer["outcome"] == "already_ended":
             how = end_words(answer["exit"]) if answer["exit"] else "it went without a trace"

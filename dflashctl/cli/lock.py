@@ -43,10 +43,10 @@ def break_(
 
     The lock of a deploy that died is free by itself: this is for one that lives and should not.
     """
+    from dflashctl.cli.ask import ask
     from dflashctl.cli.eachhost import Outcome, each_host
     from dflashctl.config import load_hosts
     from dflashctl.config.hosts import Host
-    from dflashctl.errors import UsageError
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.releases import lock_words
     from dflashctl.render.table import say
@@ -59,8 +59,8 @@ def break_(
                 say(lock_words(target.name, shown["holder"]))
             if shown["holder"] is None:
                 return Outcome({"host": target.name, "holder": None, "killed": False})
-            if not yes and not typer.confirm("End that deploy?", err=True):
-                raise UsageError("nothing was done", where=target.name, next="talk to them, or give --yes")
+            if not yes:
+                ask("End that deploy?", where=target.name, instead="talk to them, or give --yes")
             answer = break_lock(engine)
         if not json:
             say("the lock is free" + ("; its holder had to be killed" if answer["killed"] else ""))

@@ -201,7 +201,8 @@ class Change:
 
     def make(self, act: Callable[[bool], Mapping[str, Any]]) -> Mapping[str, Any]:
         """`act(True)` says what would be done, `act(False)` does it. Raises UsageError where nobody can be
-        asked, typer.Abort for a no."""
+        asked, and for a no."""
+        from dflashctl.cli.ask import ask
         from dflashctl.errors import UsageError
         from dflashctl.render.table import show
 
@@ -212,7 +213,7 @@ class Change:
             if self.json:
                 raise UsageError("--json cannot ask", next="add --yes, or --dry-run")
             show(self.shown(planned, dry_run=True))
-            typer.confirm(self.question, abort=True, err=True)
+            ask(self.question)
         return act(False)
 
 
