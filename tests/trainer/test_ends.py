@@ -16,9 +16,11 @@ from tiny_models import save_target, target_config
 
 from trainer import config as configs
 from trainer.errors import ConfigError
+from trainer.export.commands import read_as_tables
 from trainer.model.ends import bytes_of, ends_bytes, is_whole, keep_ends, load_ends, random_ends
 from trainer.model.random_target import random_target
 from trainer.model.target import Target, load_target
+from trainer.model.tensors import embedding_and_head
 from trainer.run.setup import assemble
 from trainer.topology.start import part_of
 
@@ -75,6 +77,22 @@ def test_files_that_do_not_fit_are_refused_and_ones_without_ends_take_the_whole_
     other = {name.replace("embed_tokens", "words"): tensor for name, tensor in weights.items()}
     save_file(other, folder / "model.safetensors", {"format": "pt"})
     assert load_ends(folder, TAPS, torch.float32, CPU) is None
+
+
+def test_only_who_can_do_without_the_ends_is_told_to(tmp_path: Path) -> None:
+    """`import` was told to export with --no-head."""
+    folder = save_target(tmp_path / "target", "qwen3")
+    weights = load_file(folder / "model.safetensors")
+    weights["other.embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, folder / "model.safetensors")
+    for read, hint in (
+        (embedding_and_head, "do without"),
+        (read_as_tables, "do without"),
+        (read_as_tables, ""),
+    ):
+        with pytest.raises(ConfigError, match="no single embedding and head") as caught:
+            read(folder, hint)
+        assert caught.value.next == hint
 
 
 def test_a_tied_embedding_of_another_shape_is_refused_too(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainer.checkpoint.files import load_drafter
 from trainer.errors import ConfigError, TrainerError
-from trainer.export.files import read_tensors, write_folder
+from trainer.export.files import write_folder
 from trainer.export.given import for_export, for_import
 from trainer.export.hf import read_hf
 from trainer.export.names import body_shapes, check_names, head_shapes
@@ -23,8 +23,7 @@ from trainer.export.start import recipe_lines
 from trainer.model.architectures import as_looked_up, scales
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.folder import CONFIG, weight_files
-from trainer.model.folder import header as header_of
-from trainer.model.target_files import read_config
+from trainer.model.tensors import embedding_and_head, read_tensors
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FORMATS = ("hf", "speculators")
@@ -101,7 +100,8 @@ def export(
         data = speculators_json(config, dtype, known, list(raw.get("architectures") or []))
         if with_head:
             shapes |= head_shapes(config)
-            state |= {key: tensor.to(DTYPES[dtype]) for key, tensor in read_as_tables(target).items()}
+            tables = read_as_tables(target, "export with --no-head; readers then take the target's own")
+            state |= {key: tensor.to(DTYPES[dtype]) for key, tensor in tables.items()}
     else:
         data = config.to_json(dtype)
     check_names({key: tensor.shape for key, tensor in state.items()}, shapes, str(checkpoint))
@@ -130,37 +130,14 @@ def verify(folder: Path, config: DrafterConfig, state: Mapping[str, Tensor], for
         raise TrainerError("what was written reads back differently", where=str(folder))
 
 
-def embedding_and_head(target: Path) -> dict[str, Tensor]:
-    """The target's embedding and head under a drafter's names, without loading the rest of it.
-
-    Raises:
-        ConfigError: its files do not hold exactly one of them.
-    """
-    paths = weight_files(target)
-    tied = read_config(target).get("tie_word_embeddings")
-    names = [name for path in paths for name in header_of(path)]
-    embeddings = [name for name in names if name.endswith("embed_tokens.weight")]
-    heads = [name for name in names if name == "lm_head.weight" or name.endswith(".lm_head.weight")]
-    if tied or not heads:
-        heads = embeddings
-    if len(embeddings) != 1 or len(heads) != 1:
-        raise ConfigError(
-            f"no single embedding and head among the target's weights: {embeddings}, {heads}",
-            where=str(target),
-            next="export with --no-head; readers then take the target's own",
-        )
-    tensors = read_tensors(paths, lambda name: name in (embeddings[0], heads[0]))
-    return {"embed_tokens.weight": tensors[embeddings[0]], "lm_head.weight": tensors[heads[0]]}
-
-
-def read_as_tables(target: Path) -> dict[str, Tensor]:
+def read_as_tables(target: Path, next: str = "") -> dict[str, Tensor]:
     """`embedding_and_head` for readers that look rows up and do nothing more to them, as this layout's do:
     the scale of an embedding that has one (Gemma's) is in its rows.
 
     Raises:
         ConfigError: as `embedding_and_head`.
     """
-    found = embedding_and_head(target)
+    found = embedding_and_head(target, next)
     table = found["embed_tokens.weight"]
     model = _without_weights(target, table.dtype)
     return found if model is None else found | {"embed_tokens.weight": as_looked_up(model, table)}

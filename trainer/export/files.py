@@ -1,54 +1,20 @@
-"""Folders with config.json and safetensors: read whole or sharded, written aside and renamed, and read again
-before anybody else does.
-"""
+"""Folders with config.json and safetensors: written aside and renamed."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trainer.errors import ConfigError, TrainerError
-from trainer.model.folder import CONFIG, WEIGHTS, header, refuse_existing
-
-FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-
-
-def read_tensors(
-    paths: Iterable[Path], wanted: Callable[[str], bool] = lambda name: True
-) -> dict[str, Tensor]:
-    """The tensors whose names are wanted.
-
-    Raises:
-        ConfigError: a file that is damaged, a name in two shards, or a tensor that is no plain float.
-    """
-    found: dict[str, Tensor] = {}
-    for path in paths:
-        for name, entry in header(path).items():
-            if not wanted(name):
-                continue
-            if entry["dtype"] not in FLOATS:
-                raise ConfigError(
-                    f"weight {name} is {entry['dtype']}; only {', '.join(FLOATS)} can be read",
-                    where=str(path),
-                    next="take a checkpoint that is not quantised",
-                )
-            if name in found:
-                raise ConfigError(f"weight {name} is in two files", where=str(path))
-            try:
-                with safe_open(path, framework="pt") as file:
-                    found[name] = file.get_tensor(name)
-            except (OSError, SafetensorError) as error:
-                raise ConfigError(f"cannot read the weights: {error}", where=str(path)) from None
-    return found
+from trainer.errors import TrainerError
+from trainer.model.folder import CONFIG, WEIGHTS, refuse_existing
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
-from trainer.export.commands import embedding_and_head
 from trainer.model.random_target import fill_ends, made_of
 from trainer.model.target import Target
+from trainer.model.tensors import embedding_and_head
 
 
 def load_ends(path: Path, taps: Sequence[int], dtype: torch.dtype, device: torch.device) -> Target | None:
