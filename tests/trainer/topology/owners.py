@@ -88,7 +88,12 @@ def hold_owners_to_one_that_owns_all(size: int, folder: Path, device: str) -> No
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes.spawn(owner, (size, port, str(folder), device), nprocs=size)
+    how = "spawn"
+    if device == "cpu":  # from one process that has imported torch once for all of them
+        from killed_runs import CONTEXT
+
+        how = CONTEXT.get_start_method()
+    processes.start_processes(owner, (size, port, str(folder), device), nprocs=size, start_method=how)
     for clip in (0.0, 0.5):
         _, weights, half, _ = trained(clip, None, size, range(4))
         norms, weights, moments, held = trained(clip, None, size, range(4, 8), (weights, half))
