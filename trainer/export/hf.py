@@ -29,6 +29,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "output_multiplier": (1,),
     "projector_type": ("dflash",),
     "pure_draft_prefix_len": (),
+    "query_zero_predicts_next": (False,),
     "quantization_config": (),
     "rope_is_neox_style": (True,),
     "sample_from_anchor": (False,),

@@ -239,7 +239,7 @@ def _taps(said: Any, target_layers: int, where: str) -> tuple[int, ...]:
 
 def _layer_types(data: Mapping[str, Any], own: Mapping[str, Any], layers: int, where: str) -> tuple[str, ...]:
     """One a layer, and no other key that makes them something else."""
-    said = data.get("layer_types") or ["full_attention"] * layers
+    said = data.get("layer_types") or _transformers_types(data, layers, where)
     if not isinstance(said, list):
         raise ConfigError(f"layer_types is {said!r}, not a list", where=where)
     types = tuple(said)
@@ -253,10 +253,21 @@ def _layer_types(data: Mapping[str, Any], own: Mapping[str, Any], layers: int, w
             "layers slide, but use_sliding_window is not true: transformers then drops the window",
             where=where,
         )
-    causal = own.get("causal", data.get("is_causal"))
-    if causal is not None and {bool(causal)} != {name == "sliding_attention" for name in types}:
-        raise ConfigError(
-            f"blocks are said to be causal: {causal}; here sliding layers are, and full ones are not",
-            where=f"{where}: is_causal",
-        )
+    for key, causal in (
+        ("is_causal", data.get("is_causal")),
+        ("dflash_config.is_causal", own.get("is_causal")),
+        ("dflash_config.causal", own.get("causal")),
+    ):
+        if causal is not None and {bool(causal)} != {name == "sliding_attention" for name in types}:
+            raise ConfigError(
+                f"blocks are said to be causal: {causal}; here sliding layers are, and full ones are not",
+                where=f"{where}: {key}",
+            )
     return types
+
+
+def _transformers_types(data: Mapping[str, Any], layers: int, where: str) -> list[str]:
+    """What transformers makes of a config.json without them: layers from max_window_layers on slide."""
+    slides = data.get("use_sliding_window") and data.get("sliding_window")
+    first = Numbers(data, where)("max_window_layers", low=0, default=28) if slides else layers
+    return ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]

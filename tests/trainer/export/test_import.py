@@ -17,12 +17,14 @@ from safetensors.torch import load_file, save_file
 from test_export import saved
 from tiny_cases import HIDDEN, TAPS, WORDS, drafter
 from torch import Tensor, nn
+from transformers import Qwen3Config
 from typer.testing import CliRunner
 
 from trainer.checkpoint import files as checkpoint
 from trainer.cli import app
 from trainer.errors import ConfigError
 from trainer.export.commands import export, import_drafter
+from trainer.model.drafter_config import read_drafter_config
 from trainer.model.target_identity import TargetIdentity
 
 LLAMA3 = {
@@ -182,6 +184,20 @@ def test_weights_that_do_not_belong_are_named_with_their_shapes(
     assert told in refused(published, tmp_path)
 
 
+@pytest.mark.parametrize("first", [0, 1, 2, None])
+def test_layers_of_no_said_types_are_those_of_transformers(
+    first: int | None, published: Path, tmp_path: Path, target_folder: Path
+) -> None:
+    """The keys of older configurations: from max_window_layers on, 28 unless said, layers slide."""
+    keys: dict[str, Any] = {"layer_types": ..., "use_sliding_window": True, "sliding_window": 9}
+    change(published, **keys, max_window_layers=... if first is None else first)
+    import_drafter(published, tmp_path / "in", target_folder)
+    made = read_drafter_config(tmp_path / "in")
+    wanted = Qwen3Config.from_pretrained(published)
+    assert list(made.layer_types) == wanted.layer_types
+    assert made.sliding_window == (9 if "sliding_attention" in wanted.layer_types else None)
+
+
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
@@ -196,6 +212,10 @@ def test_weights_that_do_not_belong_are_named_with_their_shapes(
         ({"draft_vocab_size": 32}, "draft_vocab_size is 32"),
         ({"target_hidden_size": 20}, "target_hidden_size is 20"),
         ({"is_causal": True}, "is_causal"),
+        ({"dflash_config__is_causal": True}, "dflash_config.is_causal"),
+        ({"is_causal": True, "dflash_config__causal": False}, "config.json: is_causal"),
+        ({"query_zero_predicts_next": True}, "query_zero_predicts_next"),
+        ({"dflash_config__query_zero_predicts_next": True}, "dflash_config.query_zero_predicts_next"),
         ({"use_gemma_norm": True}, "use_gemma_norm"),
         ({"rope_parameters__partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters__rope_dim": 4}, "rope_dim"),
