@@ -7,7 +7,6 @@ of two launches at once, the second sees the first.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import time
@@ -20,6 +19,7 @@ from .payload import payload_bytes
 from .runfolder import TAG_PATTERN, RunFolder, folder_of, list_runs, unfinished_runs, write_bytes
 from .sentfiles import write_files
 from .spawn import STARTED_S, find_supervisor, spawn_supervisor
+from .surroundings import HINTS
 from .waiting import log_tail
 
 LOCK_S = 15.0
@@ -204,11 +204,5 @@ def _answer(run: RunFolder, outcome: str, **more: Any) -> Dict[str, Any]:
 
 def cannot_write(error: OSError, where: str) -> AgentError:
     """A full disk and the like, as a message."""
-    hints = {
-        errno.ENOSPC: "free some space there",
-        errno.EDQUOT: "free some space there, or raise the quota",
-        errno.EROFS: "that file system is read-only",
-        errno.EACCES: "look at its owner: an unprivileged container cannot write what an unmapped uid owns",
-    }
-    hint = hints.get(error.errno or 0, "")
+    hint = HINTS.get(error.errno or 0, "")
     return AgentError("verification", "%s; nothing was started" % error, where, hint)

@@ -23,6 +23,7 @@ import traceback
 from typing import Any, BinaryIO, Callable, Dict, List
 
 from . import AgentError
+from .surroundings import told
 
 PROTOCOL = 1
 
@@ -157,6 +158,9 @@ def perform(op: str, request: Dict[str, Any], emit: Any, timeout_s: Any = None) 
         what = f"{op} did not end within {float(timeout_s):.0f} s and was stopped there"
         return _failure("unreachable", what, "".join(traceback.format_exc(limit=-3)))
     except Exception as error:
+        around = told(error) if isinstance(error, OSError) else None
+        if around is not None:
+            return _failure(around.kind, around.what, around.where, around.next)
         return _failure("bug", f"{op}: {type(error).__name__}: {error}", traceback.format_exc())
     finally:
         if timeout_s:

@@ -5,6 +5,7 @@ Run: python -m pytest tests/unit/test_agent_main.py
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -72,6 +73,35 @@ def test_a_foreseen_error_is_answered_with_all_its_words(monkeypatch: pytest.Mon
         "ok": False,
         "error": {"kind": "locked", "what": "held", "where": "/x", "next": "wait"},
     }
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [(errno.ENOSPC, "free some space"), (errno.EACCES, "owner"), (errno.EROFS, "read-only"),
+     (errno.EIO, "dmesg"), (errno.ESTALE, "mount it anew"), (errno.EDQUOT, "quota"), (errno.EMFILE, "ulimit -n")],
+)  # fmt: skip
+def test_what_is_wrong_around_an_operation_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    """A note on the run of another user, or any write on a full disk, read as a bug in dflashctl."""
+
+    def write(request: dict[str, Any], emit: object) -> dict[str, Any]:
+        raise OSError(number, os.strerror(number), "/run/x")
+
+    monkeypatch.setattr(agent_main, "find_op", lambda op: write)
+    error = agent_main.perform("x", {}, None)["error"]
+    assert (error["kind"], error["what"], error["where"]) == ("verification", os.strerror(number), "/run/x")
+    assert hint in error["next"]
+
+
+def test_a_failed_call_that_points_at_the_program_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    for failing in (OSError(errno.EBADF, "Bad file descriptor"), OSError("no number"), ValueError("x")):
+
+        def fail(request: dict[str, Any], emit: object, failing: Exception = failing) -> dict[str, Any]:
+            raise failing
+
+        monkeypatch.setattr(agent_main, "find_op", lambda op, fail=fail: fail)
+        assert agent_main.perform("x", {}, None)["error"]["kind"] == "bug"
 
 
 def test_events_stop_when_nobody_reads_any_more_and_the_work_goes_on() -> None:

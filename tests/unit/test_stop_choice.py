@@ -61,6 +61,15 @@ def test_a_stranger_on_the_gpu_is_no_success() -> None:
     )
 
 
+def test_another_user_s_processes_are_told_from_those_that_no_signal_ends() -> None:
+    process = {"pid": 7, "cmdline": ["sleep", "9"], "state": "S"}
+    problems = ["pid 7 (sleep): [Errno 1] Operation not permitted"]
+    error = not_done("h", [{"survivors": [process], "problems": problems}], [])
+    assert error is not None and error.next == "it is another user's: kill it as that user, or as root"
+    error = not_done("h", [{"survivors": [process], "problems": []}], [])
+    assert error is not None and "another user" not in error.next
+
+
 def test_another_run_on_the_gpu_is_its_own_affair() -> None:
     assert freed(gpu(0, 100, "held by other", (holder("run", "other"),))).fine
     mixed = freed(gpu(0, 100, "held by both", (holder("run", "other"), holder("run", "me"))))
