@@ -23,7 +23,6 @@ import traceback
 from typing import Any, BinaryIO, Callable, Dict, List
 
 from . import AgentError
-from .surroundings import told
 
 PROTOCOL = 1
 
@@ -158,13 +157,19 @@ def perform(op: str, request: Dict[str, Any], emit: Any, timeout_s: Any = None) 
         what = f"{op} did not end within {float(timeout_s):.0f} s and was stopped there"
         return _failure("unreachable", what, "".join(traceback.format_exc(limit=-3)))
     except Exception as error:
-        around = told(error) if isinstance(error, OSError) else None
+        around = _around(error) if isinstance(error, OSError) else None
         if around is not None:
             return _failure(around.kind, around.what, around.where, around.next)
         return _failure("bug", f"{op}: {type(error).__name__}: {error}", traceback.format_exc())
     finally:
         if timeout_s:
             signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _around(error: OSError) -> Any:
+    from .surroundings import told  # a module that is read only when something failed
+
+    return told(error)
 
 
 def find_op(op: str) -> Callable[[Dict[str, Any], Any], Dict[str, Any]]:

@@ -78,7 +78,8 @@ def test_a_foreseen_error_is_answered_with_all_its_words(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("number", "hint"),
     [(errno.ENOSPC, "free some space"), (errno.EACCES, "owner"), (errno.EROFS, "read-only"),
-     (errno.EIO, "dmesg"), (errno.ESTALE, "mount it anew"), (errno.EDQUOT, "quota"), (errno.EMFILE, "ulimit -n")],
+     (errno.EIO, "dmesg"), (errno.ESTALE, "mount it anew"),
+     (errno.EDQUOT, "quota"), (errno.EMFILE, "ulimit -n")],
 )  # fmt: skip
 def test_what_is_wrong_around_an_operation_is_no_bug(
     monkeypatch: pytest.MonkeyPatch, number: int, hint: str
