@@ -99,7 +99,8 @@ def not_done(host: str, stopped: Sequence[Mapping[str, Any]], freed: Sequence[Fr
     hint = "dflashctl gpu shows who holds what"
     if any(one.get("state") == "D" for one in survivors):
         hint += "; state D ends when its device call returns, or with a reboot of the host"
-    if any("Operation not permitted" in str(each) for answer in stopped for each in answer.get("problems", ())):
+    problems = [str(each) for answer in stopped for each in answer.get("problems", ())]
+    if any("Operation not permitted" in each for each in problems):
         hint = "it is another user's: kill it as that user, or as root"
     return NotOurs("\n  ".join(what), where=host, next=hint)
 
