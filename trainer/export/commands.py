@@ -198,6 +198,8 @@ def import_drafter(source: Path, out: Path, target: Path | None) -> Done:
     given = for_import(source, out, target)
     config = given.config
     tensors = read_tensors(weight_files(source))
+    if given.foreign and "embed_tokens.weight" not in tensors:
+        refuse_bare_rows(given.target, str(source))
     state = drafters_own(tensors, config, given.target, str(source))
     state = {name: tensor.float() for name, tensor in state.items()}
     write_folder(out, config.to_json("float32"), state)
@@ -205,6 +207,20 @@ def import_drafter(source: Path, out: Path, target: Path | None) -> Done:
     count = sum(tensor.numel() for tensor in state.values())
     commands = {"recipe": recipe_lines(out, config)}
     return Done(out, "checkpoint", len(state), count, "float32", commands, [])
+
+
+def refuse_bare_rows(target: Path | None, where: str) -> None:
+    """Raises ConfigError: the target's embedding scales its rows, and a drafter that carries none was trained
+    by speculators, on bare ones.
+    """
+    model = _without_weights(target) if target is not None else None
+    if model is not None and scales(model):
+        raise ConfigError(
+            "in this layout a drafter without an embedding of its own reads bare rows of the target's, which "
+            "scales them: here it would read scaled ones",
+            where=where,
+            next="import one in z-lab's layout, or train one",
+        )
 
 
 def drafters_own(

@@ -25,6 +25,7 @@ class Given:
     config: DrafterConfig
     target: Path | None
     raw: dict[str, Any] | None
+    foreign: bool = False  # in the layout of speculators
 
 
 def for_export(checkpoint: Path, out: Path, format: str, target: Path | None) -> Given:
@@ -76,4 +77,4 @@ def for_import(source: Path, out: Path, target: Path | None) -> Given:
         )
     for path in weight_files(source):
         header(path)
-    return Given(config, target, raw)
+    return Given(config, target, raw, foreign)

@@ -121,6 +121,14 @@ def test_an_embedding_that_scales_is_exported_as_what_it_gives(tmp_path: Path) -
     save_file(state | {"embed_tokens.weight": state["lm_head.weight"].clone()}, out / "model.safetensors")
     with pytest.raises(ConfigError, match=r"embed_tokens\.weight .* is not the target's"):
         import_drafter(out, tmp_path / "other", folder)
+    # As the package saves one: without the table, which it takes bare from the target.
+    save_file(
+        {name: each for name, each in state.items() if name != "embed_tokens.weight"},
+        out / "model.safetensors",
+    )
+    with pytest.raises(ConfigError, match="reads bare rows"):
+        import_drafter(out, tmp_path / "other", folder)
+    assert not (tmp_path / "other").exists()
 
 
 def test_what_it_saves_comes_in_again(peer: Any, tmp_path: Path, target_folder: Path) -> None:
