@@ -120,37 +120,3 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def merged(beats: Sequence[dict[str, Any]], ranks: int) -> dict[str, Any] | None:
-    """The run's heartbeat: as old as its oldest rank's, as far as its slowest; None until each has beaten.
-
-    Args:
-        beats: the ranks' heartbeats, in the order of ranks.
-    """
-    if len(beats) < ranks or not beats:
-        return None
-    # A rank that is done beats no more while the first one still measures.
-    living = [beat for beat in beats if beat["phase"] != "done"] or list(beats)
-    oldest = min(living, key=lambda beat: float(beat["mono"]))
-    steps = [beat["step"] for beat in beats if beat["step"] is not None]
-    first = beats[0]
-    return {
-        **first,
-        "mono": oldest["mono"],
-        "wall": oldest["wall"],
-        "phase": oldest["phase"],
-        "phase_since": oldest["phase_since"],
-        "deadline_s": oldest["deadline_s"],
-        "step": min(steps) if len(steps) == len(beats) else first["step"],
-        "threads": {
-            f"rank {rank} {name}": alive
-            for rank, beat in enumerate(beats)
-            for name, alive in beat["threads"].items()
-        },
-        "queues": {
-            f"rank {rank} {name}": depth
-            for rank, beat in enumerate(beats)
-            for name, depth in beat["queues"].items()
-        },
-    }

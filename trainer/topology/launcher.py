@@ -1,4 +1,4 @@
-"""The processes of a run, watched over by this one; agent.py starts them.
+"""The processes of a run, watched over by this one; spawn.py starts them.
 
 torch's elastic agent notices deaths and asks the others to end. What it cannot see is added here: a rank
 that lives and hangs, one that leaves with exit status 0 too early, whose failure was the first; and it ends
@@ -25,9 +25,9 @@ from typing import Any
 
 from trainer.machine import process_start
 from trainer.run.stopping import StopSignals
-from trainer.topology.agent import Deaths, run_alone, run_ranks
-from trainer.topology.cause import TOLD_TO_END, Trace, despite_stop, merged, root_cause
-from trainer.topology.pulse import Pulses, Quiet, Sign
+from trainer.topology.cause import TOLD_TO_END, Trace, despite_stop, root_cause
+from trainer.topology.pulse import Pulses, Quiet, Sign, merged
+from trainer.topology.spawn import Deaths, run_alone, run_ranks
 from trainer.writing import Reserve, to_log, write_json
 
 WATCH_S = 0.25

@@ -1,4 +1,5 @@
-"""Signs of life from the ranks to their launcher that no disk holds up, and who has been quiet for too long.
+"""Signs of life from the ranks to their launcher that no disk holds up, who has been quiet for too long, and
+the one heartbeat that stands for all.
 
 `heartbeat.json` is for everybody else: on a full disk it grows old although all is well. So each rank also
 writes what the launcher decides by into memory that the launcher owns, and that goes with it.
@@ -10,7 +11,7 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -97,3 +98,37 @@ class Quiet:
             else:
                 self._last[rank], self._quiet[rank] = sign["mono"], 0.0
         return {rank: quiet for rank, quiet in self._quiet.items() if quiet > signs[rank]["deadline_s"]}
+
+
+def merged(beats: Sequence[dict[str, Any]], ranks: int) -> dict[str, Any] | None:
+    """The run's heartbeat: as old as its oldest rank's, as far as its slowest; None until each has beaten.
+
+    Args:
+        beats: the ranks' heartbeats, in the order of ranks.
+    """
+    if len(beats) < ranks or not beats:
+        return None
+    # A rank that is done beats no more while the first one still measures.
+    living = [beat for beat in beats if beat["phase"] != "done"] or list(beats)
+    oldest = min(living, key=lambda beat: float(beat["mono"]))
+    steps = [beat["step"] for beat in beats if beat["step"] is not None]
+    first = beats[0]
+    return {
+        **first,
+        "mono": oldest["mono"],
+        "wall": oldest["wall"],
+        "phase": oldest["phase"],
+        "phase_since": oldest["phase_since"],
+        "deadline_s": oldest["deadline_s"],
+        "step": min(steps) if len(steps) == len(beats) else first["step"],
+        "threads": {
+            f"rank {rank} {name}": alive
+            for rank, beat in enumerate(beats)
+            for name, alive in beat["threads"].items()
+        },
+        "queues": {
+            f"rank {rank} {name}": depth
+            for rank, beat in enumerate(beats)
+            for name, depth in beat["queues"].items()
+        },
+    }

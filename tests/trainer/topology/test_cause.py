@@ -1,4 +1,4 @@
-"""Whose failure was the first, and the run's one heartbeat: rules over what ranks leave."""
+"""Whose failure was the first: rules over what ranks leave."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.topology.cause import Trace, despite_stop, merged, root_cause
+from trainer.topology.cause import Trace, despite_stop, root_cause
 
 KILL, TERM = -9, -15
 
@@ -129,43 +129,3 @@ def test_where_a_rank_hung_is_its_traceback() -> None:
 def test_a_run_that_was_told_to_stop_may_still_fail(traces: list[Trace], words: str | None) -> None:
     found = despite_stop(traces)
     assert found is None if words is None else found is not None and words in found["error"]
-
-
-def beat(rank: int, mono: float, phase: str = "training", step: int | None = 5) -> dict[str, Any]:
-    return {
-        "rank": rank,
-        "pid": 100 + rank,
-        "mono": mono,
-        "wall": mono + 1000,
-        "phase": phase,
-        "phase_since": 1.0,
-        "deadline_s": 60.0 if phase == "training" else 300.0,
-        "step": step,
-        "metrics": {"loss": float(rank)},
-        "threads": {"MainThread": True},
-        "queues": {"hidden states": rank},
-    }
-
-
-def test_one_heartbeat_as_old_as_the_oldest_and_as_far_as_the_slowest() -> None:
-    found = merged([beat(0, 50.0, step=7), beat(1, 20.0, step=5), beat(2, 40.0, step=6)], 3)
-    assert found is not None
-    assert (found["mono"], found["wall"], found["step"], found["pid"]) == (20.0, 1020.0, 5, 100)
-    assert found["metrics"] == {"loss": 0.0}
-    assert found["threads"] == {f"rank {rank} MainThread": True for rank in range(3)}
-    assert found["queues"] == {f"rank {rank} hidden states": rank for rank in range(3)}
-
-
-def test_ranks_that_are_done_do_not_make_the_run_look_old() -> None:
-    found = merged([beat(0, 50.0, "evaluating"), beat(1, 20.0, "done")], 2)
-    assert found is not None and (found["mono"], found["phase"], found["deadline_s"]) == (
-        50.0,
-        "evaluating",
-        300.0,
-    )
-    found = merged([beat(0, 50.0, "done"), beat(1, 20.0, "done")], 2)
-    assert found is not None and found["phase"] == "done"
-
-
-def test_before_every_rank_has_beaten_there_is_no_heartbeat_of_the_run() -> None:
-    assert merged([], 2) is None and merged([beat(0, 1.0)], 2) is None
