@@ -1,8 +1,16 @@
-"""Tests that need an NVIDIA GPU which torch sees: `pytest -m gpu tests/gpu` on such a machine."""
+"""Tests that need an NVIDIA GPU which torch sees: `pytest -m gpu tests/gpu` on such a machine.
+
+With several workers (`-n`) leave test_probe.py to a run of its own: `probe` takes free GPUs only.
+"""
 
 from __future__ import annotations
 
 import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Probes first: once another test has used a GPU, this process holds it."""
+    items.sort(key=lambda item: item.path.name != "test_probe.py")
 
 
 @pytest.fixture
