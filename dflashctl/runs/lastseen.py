@@ -5,6 +5,7 @@ It is never the truth: the truth is in the container. A cache that cannot be rea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -82,5 +83,6 @@ def store(host: Host, seen: list[Seen], path: Path | None = None) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(json.dumps(body), encoding="utf-8")
         aside.replace(target)
-    except OSError:
-        aside.unlink(missing_ok=True)
+    except OSError:  # it is a cache: a home that is read-only, or no folder, hides no run
+        with contextlib.suppress(OSError):
+            aside.unlink()

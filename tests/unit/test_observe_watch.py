@@ -193,6 +193,14 @@ def test_the_cache_of_what_was_last_seen(tmp_path: Path) -> None:
     assert lastseen.load(HOST, path) == []
 
 
+def test_a_home_that_is_no_folder_hides_no_run(tmp_path: Path) -> None:
+    """HOME=/dev/null, as services have it: `status` knew everything, and died of its cache."""
+    (tmp_path / "file").write_text("")
+    seen = [lastseen.Seen("20261130T120000000-abcdef", "demo", "running", 118, (0, 1), 1000.0)]
+    lastseen.store(HOST, seen, tmp_path / "file" / "cache" / "here.json")
+    assert lastseen.load(HOST, tmp_path / "file" / "cache" / "here.json") == []
+
+
 def test_what_was_seen_of_a_host_is_not_said_of_another_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
