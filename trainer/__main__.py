@@ -1,5 +1,37 @@
 """`python -m trainer`."""
 
-from trainer.cli import main
+from __future__ import annotations
 
-main()
+import atexit
+import os
+import sys
+
+
+def run() -> None:
+    """The command, and the end of its process without that of the interpreter: to take torch apart costs a
+    second of a core. Threads are waited for, and what was registered for the end meanwhile is done.
+    """
+    ended: list[int] = []
+
+    def leave() -> None:
+        if not ended:  # a bug or a signal: as Python tells it
+            return
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError):  # the interpreter tells it, by its exit code
+            return
+        os._exit(ended[0])
+
+    atexit.register(leave)  # before the imports: the first to be registered is called last
+    from trainer.cli import main
+
+    try:
+        main()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            ended.append(end.code or 0)
+        raise
+
+
+run()
