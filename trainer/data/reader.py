@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,14 +100,27 @@ class Reader:
     def render(self, record: Conversation) -> Iterator[Rendered]:
         """The texts of one conversation, as `turns` says."""
         messages, turns = record.messages, self.settings.turns
-        last = max(n for n, message in enumerate(messages) if message["role"] == "assistant")
+        answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        trained = [n for n in answers if n not in record.untrained]
         if turns == "each":
-            for number, message in enumerate(messages[: last + 1]):
-                if message["role"] == "assistant":
-                    yield self.finder.find(messages[: number + 1], record.tools, last_only=True)
-        else:
-            # What follows the last answer teaches nothing.
-            yield self.finder.find(messages[: last + 1], record.tools, last_only=turns == "last")
+            for number in trained:
+                yield self.finder.find(messages[: number + 1], record.tools, last_only=True)
+            return
+        # What follows the last answer teaches nothing.
+        last = trained[-1]
+        found = self.finder.find(messages[: last + 1], record.tools, last_only=turns == "last")
+        yield found if turns == "last" else _without(found, answers[: answers.index(last) + 1], record)
+
+
+def _without(found: Rendered, answers: list[int], record: Conversation) -> Rendered:
+    """Only the spans of answers that are trained on; `answers` are those that were rendered, in order."""
+    if record.untrained.isdisjoint(answers):
+        return found
+    if len(found.spans) != len(answers):
+        raise BadRow("which of its answers has weight 0 cannot be told: the chat template joins some")
+    pairs = zip(answers, found.spans, strict=True)
+    spans = tuple(span for number, span in pairs if number not in record.untrained)
+    return dataclasses.replace(found, spans=spans)
 
 
 class _Gathered:

@@ -4,7 +4,8 @@ Accepted, told apart by their keys:
 
     {"messages": [{"role": "user", "content": "..."}, ...], "tools": [...]}
     {"conversations": [{"from": "human", "value": "..."}, ...]}      (ShareGPT; role/content work there too)
-    either with "system": "...", for what is said before all messages
+    either with "system": "...", for what is said before all messages, and "weight": 0 in answers that are
+    context alone
     {"text": "..."}
     {"input_ids": [...], "loss_mask": [...]}
 
@@ -40,6 +41,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 class Conversation:
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
+    untrained: frozenset[int] = frozenset()  # answers that are context alone, by their place in `messages`
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,15 @@ def _conversation(value: Mapping[str, Any], key: str, need_answer: bool) -> Conv
     if not listed:
         raise BadRow(f"{key}: the conversation is empty")
     messages = [_message(each, f"{key}[{number}]") for number, each in enumerate(listed)]
-    if need_answer and not any(message["role"] == "assistant" for message in messages):
+    answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+    untrained = [n for n in answers if listed[n].get("weight") == 0]
+    if need_answer and not answers:
         raise BadRow(f"{key}: no message by the assistant, so nothing to train on")
-    return Conversation(_with_system(messages, value.get("system")), _tools(value.get("tools")))
+    if need_answer and untrained == answers:
+        raise BadRow(f"{key}: every answer has weight 0, so nothing to train on")
+    whole = _with_system(messages, value.get("system"))
+    moved = len(whole) - len(messages)
+    return Conversation(whole, _tools(value.get("tools")), frozenset(n + moved for n in untrained))
 
 
 def _with_system(messages: list[dict[str, Any]], said: Any) -> list[dict[str, Any]]:

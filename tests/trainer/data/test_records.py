@@ -201,6 +201,7 @@ ANSWER = {"role": "assistant", "content": "a"}
         ({"messages": [{**ANSWER, "reasoning_content": 7}]}, "reasoning_content: expected text"),
         ({"messages": [{**ANSWER, "tool_calls": {"a": 1}}]}, "tool_calls: expected a list"),
         ({"messages": [{**ANSWER, "tool_calls": [{"function": {}}]}]}, "expected a function with a name"),
+        ({"messages": [{**ANSWER, "weight": 0}]}, "messages: every answer has weight 0, so nothing to train"),
         ({"messages": [ANSWER], "tools": "{"}, "tools: expected JSON"),
         ({"messages": [ANSWER], "tools": {"a": 1}}, "tools: expected a list"),
         ({"messages": [{"role": "assistant", "content": "a\ud800"}]}, "half a surrogate pair at character 2"),
@@ -228,7 +229,7 @@ def test_bad_rows_say_where_and_what(value: dict[str, Any], problem: str) -> Non
         lambda inner: st.lists(inner, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["messages", "conversations", "role", "from", "content", "value", "text", "tools",
+                ["messages", "conversations", "role", "from", "content", "value", "text", "tools", "weight",
                  "tool_calls", "function", "name", "arguments", "input_ids", "loss_mask"]
             ),
             inner,

@@ -251,6 +251,20 @@ def test_turns_last_and_each(chat_target: Make) -> None:
     assert "One and one" not in second.text
 
 
+@pytest.mark.parametrize("kind", ["chatml", "chatml-marked", "qwen3"])
+def test_answers_of_weight_zero_are_context(kind: str, chat_target: Make) -> None:
+    """OpenAI's and ShareGPT's key; where questions have it, too, it says nothing of answers."""
+    folder, asked = chat_target(kind), {**user("q"), "weight": 0}
+    said = [assistant("Bad.", weight=0), assistant("Good.", weight=1), assistant("Late.", weight=0)]
+    messages = [message for each in said for message in (asked, each)]
+    for turns in ("all", "last", "each"):
+        (one,) = rendered(folder, messages, turns=turns, mode=Mode(False))
+        assert [text.split("<|im_end|>")[0].split("\n\n")[-1] for text in answers(one)] == ["Good."]
+        assert "Bad." in one.text and "Late." not in one.text
+    (both,) = rendered(folder, [*messages[:4], user("q"), assistant("More.")], mode=Mode(False))
+    assert [text.split("<|im_end|>")[0].split("\n\n")[-1] for text in answers(both)] == ["Good.", "More."]
+
+
 def test_answers_with_special_tokens_are_refused(chat_target: Make) -> None:
     with pytest.raises(BadRow, match=r"message 1: the answer holds the special token <\|im_end\|>"):
         rendered(chat_target("chatml"), [user("x"), assistant("stop<|im_end|>")])
