@@ -23,11 +23,12 @@ def rows(box: Box, now: float | None = None) -> list[list[str]]:
 def row(gpu: Gpu, now: float) -> list[str]:
     reading = gpu.reading
     total = "" if reading.memory_total_mib is None else f" / {reading.memory_total_mib:,}"
+    unknown = "-" if reading.is_shared else "?"
     since = min((holder.since for holder in gpu.holders if holder.since), default=None)
     return [
         str(reading.index),
         reading.name,
-        "?" if reading.memory_used_mib is None else f"{reading.memory_used_mib:,}{total} MiB",
+        unknown if reading.memory_used_mib is None else f"{reading.memory_used_mib:,}{total} MiB",
         unit(reading.utilization_pct, "%"),
         unit(reading.temperature_c, "C"),
         unit(None if reading.power_w is None else round(reading.power_w), "W"),

@@ -40,7 +40,8 @@ LOST = re.compile(
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU in one or several samples. None: the cell holds no number. utilization_pct is the median."""
+    """One GPU in one or several samples. None: the cell holds no number. utilization_pct is the median.
+    Without used and total memory, and without a problem, it shares the machine's (`is_shared`)."""
 
     index: int
     uuid: str
@@ -52,6 +53,11 @@ class GpuReading:
     power_w: float | None
     problem: str | None = None
     """Why the figures cannot be believed: "requires reset", "memory.used reads [Unknown Error]"."""
+
+    @property
+    def is_shared(self) -> bool:
+        """It has no memory of its own (GB10, Jetson): holders and utilisation alone say whether it is idle."""
+        return self.problem is None and self.memory_used_mib is None and self.memory_total_mib is None
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,8 @@ def parse_gpu(line: str) -> GpuReading | None:
         elif _number(cell) is None and cell not in UNSUPPORTED and problem is None:
             problem = f"{name} reads {cell}"
     used = _number(cells[2])
-    if used is None and problem is None:
+    shared = cells[2] in UNSUPPORTED[:3] and cells[3] in UNSUPPORTED[:3] and _number(cells[4]) is not None
+    if used is None and problem is None and not shared:
         problem = f"memory.used reads {cells[2] or 'nothing'}"
     return GpuReading(
         index=int(cells[0]),

@@ -86,7 +86,8 @@ def _freed(uuid: str, index: Any, box: Box, killed: set[str]) -> Freed:
 
 def freed_words(gpu: Gpu) -> str:
     """`free, 0 MiB`, or what is wrong with it."""
-    return gpu.busy or f"free, {gpu.reading.memory_used_mib or 0:,} MiB"
+    used = gpu.reading.memory_used_mib
+    return gpu.busy or ("free" if used is None else f"free, {used:,} MiB")
 
 
 def not_done(host: str, stopped: Sequence[Mapping[str, Any]], freed: Sequence[Freed]) -> NotOurs | None:

@@ -29,6 +29,7 @@ from dflashctl.gpus.choose import NoSuchGpus, Wish, choose, parse, surprise, wis
 from dflashctl.gpus.holders import Holder, holders
 from dflashctl.gpus.idle import TOLERANCE_MIB, Box, limit_mib
 from dflashctl.gpus.smi import App
+from dflashctl.runs.stop import freed_words
 
 
 def held(described: dict[str, Any] | None, inside: dict[str, Any] = INSIDE, pidns: int = HOST_NS) -> Holder:
@@ -121,6 +122,19 @@ def test_one_gpu_may_have_several_holders_in_order() -> None:
 def test_what_is_idle(used: str, busy: str, rule: dict[str, Any], why: str) -> None:
     gpu = judge(answer(reading(row(0, used, busy))), **rule).gpus[0]
     assert gpu.busy == why and gpu.idle is (why == "")
+
+
+@pytest.mark.parametrize("word", ["[N/A]", "[Not Supported]"])
+def test_a_gpu_that_shares_the_machines_memory_is_judged_by_who_holds_it(word: str) -> None:
+    """GB10, Jetson: no figure of memory at all, so it was never idle, and nothing could be launched."""
+    line = f"0, GPU-0, {word}, {word}, %s, 40, 11.20, NVIDIA GB10"
+    idle = judge(answer(reading(line % "0"))).gpus[0]
+    assert idle.idle and show.row(idle, 0.0)[2] == "-" and freed_words(idle) == "free"
+    assert judge(answer(reading(line % "97"))).gpus[0].busy == "utilisation 97 % (idle: 5 %)"
+    held = judge(answer(reading(line % "0"), apps=reading("9000, [N/A], GPU-0, x"))).gpus[0]
+    assert held.busy == "held by unknown process, pid 9000: x"
+    for lost in (line % word, line % "[Unknown Error]", line.replace(word, "[Unknown Error]", 1) % "0"):
+        assert not judge(answer(reading(lost))).gpus[0].readable, "a card that tells nothing is not idle"
 
 
 def test_a_holder_makes_a_gpu_busy_without_a_byte() -> None:
