@@ -85,16 +85,12 @@ class Objective:
 
     anchors_per_document: int = ranged(512, low=1)  # or as many as it has, if fewer
     anchors_per_row: int | None = ranged(None, low=1)  # the fixed width; null: the most that any row can have
-    anchors_per_pass: int | None = ranged(
-        None, low=1
-    )  # a row's anchors that are in memory at once; null: all of them
+    anchors_per_pass: int | None = ranged(None, low=1)  # a row's anchors in memory at once; null: all
     replays: int = ranged(1, low=1)  # draws of anchors per batch of rows and optimizer step
     weighting: Literal["decay", "dpace"] = "decay"  # of slots: by distance, or by D-PACE
     gamma: float | None = ranged(None, low=0.01)  # decay: its constant; null: by block size
     dpace_alpha: float = ranged(0.5, low=0.0, high=1.0)  # D-PACE: how far confidences are smoothed to 1
-    labels: Literal["data", "target", "kl"] = (
-        "data"  # tokens of the text, the target's own choice, or its distribution
-    )
+    labels: Literal["data", "target", "kl"] = "data"  # the text, the target's choice, or its distribution
     input_noise: float = ranged(0.0, low=0.0)  # uniform in +-input_noise on the context's hidden states
     loss_chunk: int | None = ranged(None, low=1)  # tokens whose logits are held at once; null: by the device
 
@@ -137,9 +133,7 @@ class Schedule:
 
     kind: Literal["cosine", "constant_linear"] = "cosine"  # of descent
     warmup_steps: int | None = ranged(None, low=0)  # null: 4 % of the steps; 20 when the budget is time
-    constant_share: float = ranged(
-        0.5, low=0.0, high=1.0
-    )  # constant_linear: share of the run before the descent
+    constant_share: float = ranged(0.5, low=0.0, high=1.0)  # constant_linear: of the run, before the descent
     floor: float = ranged(0.0, low=0.0, high=1.0)  # last learning rate over the peak
 
 

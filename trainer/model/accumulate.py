@@ -25,7 +25,10 @@ def accumulate(total: Tensor | None, part: Tensor) -> Tensor:
 
 
 def add_by_kernel(total: Tensor, part: Tensor, first: bool) -> Tensor:
-    """Both lie in memory without holes, in the same order of elements."""
+    """`total` += `part`, or with `first` = `part`; it is returned.
+
+    Both lie in memory without holes, in the same order of elements: total in float32, part on a GPU.
+    """
     from trainer.model import accumulate_kernel
 
     elements = part.numel()

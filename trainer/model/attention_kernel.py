@@ -105,6 +105,11 @@ def forward(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
+    """Attention and `logs` of one tile of rows: its own blocks OWN keys at a time, then the context.
+
+    scale: of scores in base 2. low, high [R, Q]: the context tokens that each position sees. spans
+    [R, tiles, 4]: as `Spans.forward`.
+    """
     tiles = tl.num_programs(0)
     number, pack, row = tiles - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     position, head = _tile(number, ROWS, PACK)
@@ -172,7 +177,10 @@ def query_gradients(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Writes `dots`, too: each row's output times its gradient, which `key_gradients` reads."""
+    """Gradients of one tile of queries; and `dots`, its outputs times their gradients, for `key_gradients`.
+
+    spans [R, tiles, 4]: as `Spans.queries`. factor: of scores before they are in base 2.
+    """
     tiles = tl.num_programs(0)
     number, pack, row = tiles - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     position, head = _tile(number, ROWS, PACK)
@@ -250,7 +258,10 @@ def key_gradients(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr, CAUSAL: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the context's keys and values; with OWN of the blocks', which need no `spans`."""
+    """Gradients of one tile of the context's keys and values; with OWN of the blocks', which need no `spans`.
+
+    spans [R, tiles, 4]: as `Spans.keys`. keys: how many there are. factor: as in `query_gradients`.
+    """
     tile, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     key, e = tile * KEYS + tl.arange(0, KEYS), tl.arange(0, SIZE)
     place = (row * keys * GROUPS + group) * SIZE + key[:, None] * (GROUPS * SIZE) + e[None, :]

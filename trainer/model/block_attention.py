@@ -40,6 +40,7 @@ def block_attention(
 
     Args:
         q: [R, Q, A, E]. k, v: [R, S, G, E] of the context. own_k, own_v: [R, Q, G, E] of the blocks.
+        rule: made for as many heads a key head as A / G. scale: of scores, before the softmax.
     """
     made: tuple[Tensor, Tensor] = _attend(
         *(each.contiguous() for each in (q, k, v, own_k, own_v)),

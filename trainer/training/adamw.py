@@ -36,6 +36,7 @@ class AdamW(torch.optim.AdamW):
         torch.autograd.graph.increment_version(members)  # torch's fused update does not count as a change
 
     def by_kernel(self, members: list[Tensor]) -> None:
+        """The update of all members, each by one launch. Counts stay where the step is bad."""
         group = self.param_groups[0]
         for each in members:
             if not self.state[each]:
@@ -57,7 +58,12 @@ class AdamW(torch.optim.AdamW):
 def update(
     weight: Tensor, state: dict[str, Tensor], group: dict[str, Any], divisor: Tensor, bad: Tensor
 ) -> None:
-    """One tensor's."""
+    """One tensor's, on its own GPU; its twin, moments and versions with it.
+
+    Args:
+        state: its step count, already that of this update, and moments, as torch's AdamW names them.
+        divisor, bad: one number each, on that GPU: of the gradient, and whether nothing may change.
+    """
     from trainer.training import adamw_kernel
 
     assert weight.grad is not None

@@ -15,10 +15,11 @@ def update(  # type: ignore[no-untyped-def]
     weight, gradient, first, second, twin, rate, count, divisor, bad,
     rest1, rest2, log2_beta1, log2_beta2, eps, decay, elements, BLOCK: tl.constexpr, TWIN: tl.constexpr,
 ):  # fmt: skip
-    """
+    """Update `elements` numbers of weight, first and second (moments), float32, and with TWIN of the twin.
+
     Args:
-        count: of updates, this one included, and rate, divisor, bad: numbers in memory; where bad is not 0,
-        nothing is written but the twin.
+        rate, count, divisor, bad: one number each, in memory. count is of updates, this one included; where
+            bad is not 0, nothing is written but the twin.
         rest1, rest2: 1 - beta, whose digits a float32 beta would not have.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -66,8 +66,7 @@ class Execution:
 
     @property
     def context(self) -> Callable[..., Any]:
-        compiled = self._context if self.drafter.training else None
-        return compiled or self.drafter.context_keys_values
+        return (self._context if self.drafter.training else None) or self.drafter.context_keys_values
 
     @property
     def blocks(self) -> Callable[..., Any]:

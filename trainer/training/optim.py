@@ -86,7 +86,7 @@ class DrafterOptimizer:
             raise ConfigError(
                 f"the optimizer cannot be shared out: {reason}",
                 where="train.layout.shard_optimizer",
-                next="say off",
+                next="say auto or off",
             )
 
     def piece(self, number: int, whole: Tensor) -> Tensor:

@@ -175,9 +175,8 @@ class DrafterStep:
         x = self.target.embedding(blocks.tokens).to(self.compute_dtype)
         with self._precision():
             out = self.execution.blocks(x, blocks.positions, context, self.masks(batch.rows, blocks))
-        slots = out.unflatten(1, (-1, config.block_size))[
-            :, :, 1:
-        ]  # slot 0 is the anchor: nothing to foretell
+        # Slot 0 is the anchor: nothing to foretell.
+        slots = out.unflatten(1, (-1, config.block_size))[:, :, 1:]
         return slots.flatten(0, 1).to(self.compute_dtype)
 
     def sums(self, batch: Batch, uniform: Tensor, noise: Sequence[torch.Generator] | None = None) -> Sums:

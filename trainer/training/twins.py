@@ -21,7 +21,7 @@ from trainer.model.accumulate import accumulate
 
 
 def twin_of(master: Tensor) -> nn.Parameter | None:
-    """The twin that was made last."""
+    """The twin that was made last; None: the master has none."""
     return getattr(master, "twin", None)
 
 
