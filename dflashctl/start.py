@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 AGAIN_S = 0.05
+NO_WINDOWS = b"error: dflashctl does not run on Windows itself\nnext: install it in WSL, and run it there\n"
 _heard = False
 
 
 def main() -> None:
     """Entry point of the console script and of `python -m dflashctl`."""
     try:
+        if os.name == "nt":  # no fcntl, no pwd: the first import would fail with a word that helps nobody
+            os.write(2, NO_WINDOWS)
+            os._exit(2)
         listen()
         sys.unraisablehook = _not_raised
         from dflashctl.cli.main import main as command_line

@@ -56,7 +56,7 @@ class GpuReading:
 
     @property
     def is_shared(self) -> bool:
-        """It has no memory of its own (GB10, Jetson): holders and utilisation alone say whether it is idle."""
+        """It has no memory of its own (GB10, Jetson): holders and utilisation alone tell of it."""
         return self.problem is None and self.memory_used_mib is None and self.memory_total_mib is None
 
 

@@ -249,3 +249,11 @@ def test_verbose_shows_steps_escaped_on_stderr(verb: Any, capsys: pytest.Capture
         logger = logging.getLogger("dflashctl")
         logger.handlers, logger.propagate = [], True
         logger.setLevel(logging.NOTSET)
+
+
+def test_windows_is_told_where_to_run_it() -> None:
+    """The first import would end with `No module named 'fcntl'`, a bug in dflashctl."""
+    code = "import os, dflashctl.start as s; os.name = 'nt'; s.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"error: dflashctl does not run on Windows") and b"WSL" in done.stderr
