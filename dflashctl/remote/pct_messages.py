@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from dflashctl.errors import ContainerDown, DflashError, Locked, NotFound, UsageError
+from dflashctl.errors import ContainerDown, DflashError, Locked, NotFound, Unreachable, UsageError
 
 _NOT_RUNNING = re.compile(
     r"container '\d+' not running!|can only (?:push files to a running CT|pull files from a running VM)"
@@ -25,6 +25,11 @@ _NO_COMMAND = re.compile(
     re.MULTILINE,
 )
 """A shell's word, in whatever language: `bash: Zeile 1: pct: Kommando nicht gefunden.`"""
+_NO_CLUSTER = re.compile(
+    r"^(?:ipcc_send_rec\[\d+\] failed|Unable to load access control list): .*$", re.MULTILINE
+)
+"""Proxmox's file system /etc/pve is not mounted, or its daemon is down."""
+
 _NOT_ROOT = re.compile(r"please run as root")
 _SUDO = re.compile(r"^sudo: (?P<why>.*)$", re.MULTILINE)
 _SUDO_WARNING = re.compile(r"^sudo: unable to resolve host .*\n?", re.MULTILINE)
@@ -53,6 +58,12 @@ def classify(
     if _NOT_RUNNING.search(stderr):
         return ContainerDown(
             f"container {container} is not running", where=where, next=starting(engine, container)
+        )
+    if found := _NO_CLUSTER.search(stderr):  # before the next: without /etc/pve no container has a file
+        return Unreachable(
+            f"the host cannot read its configuration of containers: {found[0].strip()}",
+            where=where,
+            next="on the host: systemctl status pve-cluster (/etc/hosts must hold the host's own name)",
         )
     if found := _NO_CONFIG.search(stderr):
         node = f" on node {found['node']}" if found["node"] else " on this node"

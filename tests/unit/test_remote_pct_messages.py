@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dflashctl.errors import ContainerDown, DflashError, Locked, NotFound, UsageError
+from dflashctl.errors import ContainerDown, DflashError, Locked, NotFound, Unreachable, UsageError
 from dflashctl.remote import freezer
 from dflashctl.remote.pct_messages import (
     classify,
@@ -21,6 +21,10 @@ from dflashctl.remote.pct_messages import (
 )
 
 NO_CONFIG = "Configuration file 'nodes/pve1/lxc/999.conf' does not exist\n"
+NO_CLUSTER = (
+    "ipcc_send_rec[1] failed: Connection refused\nipcc_send_rec[2] failed: Connection refused\n"
+    "Unable to load access control list: Connection refused\n"
+)
 LOCKED = "trying to acquire lock...\ncan't lock file '/run/lock/lxc/pve-config-200.lock' - got timeout\n"
 
 TABLE = [
@@ -33,6 +37,8 @@ TABLE = [
         "",
     ),
     (NO_CONFIG, NotFound, "no container 999 on node pve1"),
+    (NO_CLUSTER, Unreachable, "pve-cluster"),
+    (NO_CLUSTER.splitlines()[0] + "\n" + NO_CONFIG, Unreachable, "ipcc_send_rec[1] failed"),
     (LOCKED, Locked, "pve-config-200.lock"),
     ("CT is locked (backup)\n", Locked, "backup"),
     ("please run as root\n", UsageError, "root"),
