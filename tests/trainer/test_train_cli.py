@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from trainer import config as configs
@@ -127,3 +128,14 @@ def test_a_target_is_missed_by_the_name_that_it_was_given_with(monkeypatch: pyte
     )
     with pytest.raises(ConfigError, match=r"train\.target\.path: .*\n.*deploy\.include"):
         find_target("recipes/demo")
+
+
+def test_every_option_of_every_command_says_what_it_is() -> None:
+    def mute(command: Any, path: str) -> list[str]:
+        if hasattr(command, "commands"):
+            return [each for name, sub in command.commands.items() for each in mute(sub, f"{path} {name}")]
+        named = [] if command.hidden else command.params
+        return [f"{path} {each.name}" for each in named if not getattr(each, "help", None)]
+
+    assert typer.main.get_command(app).commands
+    assert mute(typer.main.get_command(app), "trainer") == []

@@ -33,9 +33,13 @@ def bench(
     ] = None,
     anchors_per_pass: Annotated[int | None, typer.Option(min=1, help="Of a row, in memory at once.")] = None,
     micro_rows: Annotated[int | None, typer.Option(min=1, help="Rows of one forward.")] = None,
-    execution: Annotated[Literal["eager", "compiled", "captured"], typer.Option()] = "eager",
-    precision: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option()] = "auto",
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option()] = "auto",
+    execution: Annotated[
+        Literal["eager", "compiled", "captured"], typer.Option(help="Of a step, as train.execution.")
+    ] = "eager",
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"], typer.Option(help="Of products, as train.precision.")
+    ] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to run.")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="The median counts.")] = 5,
     attention: Annotated[
         Literal["sdpa", "flex"] | None, typer.Option(help="Of the target; default by device.")

@@ -28,10 +28,12 @@ def regenerate(
     server: Annotated[str | None, typer.Option(help="Or a server's address, up to /v1.")] = None,
     model: Annotated[str | None, typer.Option(help="The target's name on the server.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0: the most likely token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0.01, max=1)] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(min=0.01, max=1, help="The most likely tokens of this share; 1: all.")
+    ] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0: all tokens.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="An answer that is longer is not used.")] = 4096,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is sampled.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="On this machine: rows at once.")] = 32,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="On this machine.")] = "auto",
     concurrency: Annotated[int, typer.Option(min=1, help="Of a server: requests at once.")] = 32,
