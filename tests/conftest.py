@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -26,6 +27,10 @@ os.environ.pop("COLUMNS", None)
 # A job in the background inherits an ignored SIGINT, and so would every program that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # it has told all by then, and need not take torch apart
+    atexit.register(os._exit, 0)
 
 
 @pytest.hookimpl(wrapper=True)
