@@ -26,6 +26,7 @@ from trainer.bench.flops import (
     products,
 )
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
+from trainer.machine import choose_device
 from trainer.model.attention_spans import spans_of
 from trainer.model.flex import flex_mask
 from trainer.model.mask import bounds, dense_mask, mask_mod
@@ -65,8 +66,8 @@ class Settings:
 
     @property
     def where(self) -> torch.device:
-        wish = self.device
-        return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
+        """Raises ConfigError: a GPU is asked for, and torch sees none."""
+        return choose_device(self.device, "--device")
 
 
 def problems(settings: Settings) -> list[str]:
@@ -80,8 +81,6 @@ def problems(settings: Settings) -> list[str]:
         found.append(f"a row of {settings.row_tokens} tokens has no room for {settings.width} anchors")
     if (settings.documents or 1) > settings.row_tokens:
         found.append(f"a row of {settings.row_tokens} tokens cannot hold {settings.documents} documents")
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        found.append("torch sees no CUDA device")
     return found
 
 
