@@ -25,9 +25,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/trainer/oracles/require
 	  { echo "make: $(PYTHON) has no ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
 	@echo "making $(VENV): torch, transformers and the tools; a minute or more"
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[trainer,dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[trainer,dev]'
 	@# A peer that the trainer is compared with; its own requirements would replace torch.
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r tests/trainer/oracles/requirements.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r tests/trainer/oracles/requirements.txt
+	@# pip compiles one file after the other, this on every core; some templates are no Python.
+	@$(PY) -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || :
 	@touch $@
 
 demo: venv  ## deploy, launch, watch and judge a real training run on the embedded lab (about 3 minutes)
