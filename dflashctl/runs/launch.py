@@ -117,10 +117,10 @@ def release_warnings(
     """A release that was deployed for another recipe may lack what this one needs; one that the files here
     differ from is perhaps not what the person thinks to launch."""
     deployed_for = info.get("recipe")
-    if not release:
+    if not release or here == release:  # recipes with the same files share a release
         return ()
     if deployed_for in (None, recipe):
-        if here in (None, release):
+        if here is None:
             return ()
         return (f"the files here differ from release {release[:8]}: dflashctl diff · dflashctl deploy",)
     what = f"release {release[:8]} was deployed for recipe {deployed_for}, not for {recipe}"
