@@ -175,7 +175,7 @@ def test_a_release_that_was_deployed_for_another_recipe_is_said() -> None:
         "if it lacks what this one needs: dflashctl deploy -r threadwarm",
     )
     assert plan(inside={**INSIDE, "release_info": {"recipe": "threadwarm"}}).warnings == ()
-    # Recipes with the same files share a release: `deploy -r threadwarm` has nothing to do, and was hinted at.
+    # Recipes with the same files share a release: the deploy that was hinted at had nothing to do.
     assert plan(inside=other, here=RELEASE).warnings == ()
     assert len(plan(inside=other, here="0" * 64).warnings) == 1
 
