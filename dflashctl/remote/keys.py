@@ -37,7 +37,8 @@ class NotLetIn(Unreachable):
 class KeyAuthentication:
     """Public-key authentication of one hop; paramiko calls `authenticate`.
 
-    With an explicit key, that one alone is offered: no agent, no other file. Else the agent's keys first,
+    With an explicit key, that one alone is offered: from its file or, where that is locked or only its public
+    half, from the agent. Else the agent's keys first,
     then the files of ~/.ssh/config (or the default names); a file that needs a passphrase comes last, and
     only once.
     """
@@ -51,6 +52,7 @@ class KeyAuthentication:
         files: Sequence[Path] = (),
         only_files: bool = False,
         agent_socket: str | None = None,
+        by_hand: str = "ssh -v",
     ) -> None:
         self.user = user
         self.where = where
@@ -58,6 +60,7 @@ class KeyAuthentication:
         self.files = files
         self.only_files = only_files
         self.agent_socket = agent_socket
+        self.by_hand = by_hand
         self.tried: list[str] = []
 
     def authenticate(self, transport: paramiko.Transport) -> list[str]:
@@ -96,13 +99,23 @@ class KeyAuthentication:
         return NotLetIn(
             f"the server did not let {self.user} in; offered: {offered}{said}",
             where=self.where,
-            next=f"check with `ssh -v {self.user}@...`; set ssh.identity_file or ssh.user in hosts.yaml",
+            next=f"check with: {self.by_hand}; set ssh.identity_file or ssh.user in hosts.yaml",
         )
+
+    def _explicit(self, path: Path, stack: contextlib.ExitStack) -> tuple[str, paramiko.PKey]:
+        """Raises UsageError as load_key does."""
+        with contextlib.suppress(Encrypted, UsageError):
+            return str(path), read_key(path, None)
+        blob = public_blob(path)
+        for key in _agent_keys(self.agent_socket, stack):
+            if key.asbytes() == blob:
+                return f"the agent's {path.name}", key
+        return str(path), load_key(path, self.where)
 
     def _offers(self, stack: contextlib.ExitStack) -> Iterator[tuple[str, paramiko.PKey]]:
         """What to try, in order; `stack` closes the agent afterwards."""
         if self.explicit is not None:
-            yield str(self.explicit), load_key(self.explicit, self.where)
+            yield self._explicit(self.explicit, stack)
             return
         offered: set[bytes] = set()
         wanted = {blob for path in self.files if (blob := public_blob(path))}
@@ -175,16 +188,34 @@ def read_key(path: Path, passphrase: str | None) -> paramiko.PKey:
     except Exception as error:
         if passphrase is not None:
             raise Encrypted from error
-        what = f"not a private key that can be used: {error}"
-        raise UsageError(what, where=str(path), next=KEY_NAMED) from error
+        what, hint = _what_else(path) or (
+            f"not a private key that can be used: {str(error).partition('. See http')[0]}",
+            KEY_NAMED,
+        )
+        raise UsageError(what, where=str(path), next=hint) from error
+
+
+def _what_else(path: Path) -> tuple[str, str] | None:
+    """(what, next) of a file that people take for a private key."""
+    if path.read_bytes()[:14] == b"PuTTY-User-Key":
+        return "it is a key of PuTTY", f"puttygen {path} -O private-openssh -o NEW; then name NEW"
+    if _blob_in(path):
+        what = "it is a public key, and no ssh agent holds the private one"
+        return what, "name the private key's file (usually without .pub), or ssh-add it"
+    return None
 
 
 def public_blob(path: Path) -> bytes | None:
-    """The public half beside a key file, to recognise it in the agent without opening it."""
+    """The public half beside a key file, to recognise it in the agent without opening it; or the file
+    itself, where the private half never leaves the agent."""
+    return _blob_in(Path(f"{path}.pub")) or _blob_in(path)
+
+
+def _blob_in(path: Path) -> bytes | None:
     try:
-        words = Path(f"{path}.pub").read_text().split()
-        return base64.b64decode(words[1], validate=True)
-    except (OSError, ValueError, IndexError):
+        kind, text = path.read_text().split(None, 2)[:2]
+        return base64.b64decode(text, validate=True) if kind.startswith(("ssh-", "ecdsa-", "sk-")) else None
+    except (OSError, ValueError):
         return None
 
 

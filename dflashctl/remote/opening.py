@@ -106,6 +106,7 @@ def _connect(hop: Hop, target: Target) -> None:
         files=hop.identity_files,
         only_files=hop.identities_only,
         agent_socket=hop.agent_socket,
+        by_hand=f"ssh -v -p {port} {hop.user}@{host}",
     )
     try:
         client.connect(

@@ -166,6 +166,34 @@ def test_a_locked_key_works_through_the_agent(house: House, agent: Path) -> None
     house.knock()
 
 
+@pytest.mark.parametrize("how", ["locked", "public", "private gone"])
+def test_an_explicit_key_that_only_the_agent_can_use(house: House, agent: Path, how: str) -> None:
+    """As ssh -i does: a passphrase was asked for although the agent held the key; for who keeps keys in an
+    agent alone, a .pub is all there is to name."""
+    path = house.home / "mine"
+    house.door.right = new_key(path)
+    add_to_agent(path)
+    new_key(house.home / "other")
+    add_to_agent(house.home / "other")
+    if how == "locked":
+        change = ["ssh-keygen", "-q", "-p", "-N", "secret", "-P", "", "-f", str(path)]
+        subprocess.run(change, timeout=60, check=True)
+    if how == "private gone":
+        path.unlink()
+    house.knock(identity_file=f"{path}.pub" if how == "public" else str(path))
+    assert set(house.door.shown) == {house.door.right.asbytes()}, "and no other key of the agent"
+
+
+def test_identities_only_may_name_a_public_key_of_the_agent(house: House, agent: Path) -> None:
+    path = house.home / "mine"
+    house.door.right = new_key(path)
+    add_to_agent(path)
+    path.unlink()
+    config = f"Host *\n IdentitiesOnly yes\n IdentityFile {path}.pub\n"
+    (house.home / ".ssh" / "config").write_text(config)
+    house.knock()
+
+
 def test_identities_only_leaves_other_keys_of_the_agent_alone(house: House, agent: Path) -> None:
     wanted = new_key(house.home / "wanted")
     add_to_agent(house.home / "wanted")
@@ -277,7 +305,13 @@ def test_a_locked_key_of_the_home_is_only_opened_when_the_others_did_not_do(
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "cannot read the key"), ("not a key\n", "not a private key")]
+    ("content", "words"),
+    [
+        (None, "cannot read the key"),
+        ("not a key\n", "not a private key"),
+        ("PuTTY-User-Key-File-3: ssh-ed25519\n", "it is a key of PuTTY"),
+        ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAi6Z96c me@laptop\n", "it is a public key, and no ssh agent"),
+    ],
 )
 def test_a_key_file_that_is_none_is_told(house: House, content: str | None, words: str) -> None:
     path = house.home / "key"
@@ -286,7 +320,8 @@ def test_a_key_file_that_is_none_is_told(house: House, content: str | None, word
     with pytest.raises(UsageError, match=words) as caught:
         house.knock(identity_file=str(path))
     assert str(path) in caught.value.where
-    assert "identity_file" in caught.value.next
+    assert "http" not in caught.value.what
+    assert any(word in caught.value.next for word in ("identity_file", "puttygen", "ssh-add"))
 
 
 @pytest.mark.parametrize("kind", ["rsa", "ecdsa", "ed25519"])
