@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.model.drafter import RMSNorm, rotate, turned
+from trainer.model.drafter import RMSNorm, normed_rotated, rotate
 from trainer.training.adamw import AdamW
 from trainer.training.twins import Twins, twin_of
 
@@ -27,7 +27,7 @@ def test_norm_and_rope(gpus: int, heads: int, size: int) -> None:
 
     def run() -> tuple[torch.Tensor, ...]:
         mine, norm.weight.grad = x.clone().requires_grad_(), None
-        out = turned(mine, norm, cos, sin)
+        out = normed_rotated(mine, norm, cos, sin)
         out.backward(upstream)
         assert mine.grad is not None and norm.weight.grad is not None
         return out.detach(), mine.grad, norm.weight.grad
