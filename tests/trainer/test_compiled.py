@@ -15,11 +15,11 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from trainer.model import gpu_kernels
+from trainer.model.compiled import where_it_pays
 from trainer.model.drafter import Drafter
 from trainer.model.flex import flex_mask
 from trainer.model.gpu_kernels import Facts
 from trainer.model.mask import bounds
-from trainer.training.compiled import where_it_pays
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),

@@ -22,11 +22,11 @@ from trainer.errors import ConfigError, Refused
 from trainer.model import accumulate, gpu_kernels, norm_rope
 from trainer.model import attention_spans as spans
 from trainer.model.block_attention import stages_of
+from trainer.model.compiled import where_it_pays
 from trainer.model.gpu_kernels import Facts, driver_problem, run_here, why_none
 from trainer.run.preflight import kernels_wanted
 from trainer.run.setup import choose_reading
 from trainer.training import adamw, loss
-from trainer.training.compiled import where_it_pays
 from trainer.training.execution import Execution
 from trainer.training.step import attention_of
 

@@ -28,10 +28,10 @@ from trainer.bench.flops import (
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
 from trainer.machine import choose_device
 from trainer.model.attention_spans import spans_of
+from trainer.model.compiled import where_it_pays
 from trainer.model.flex import flex_mask
 from trainer.model.mask import bounds, dense_mask, mask_mod
 from trainer.model.tiles import tile_map
-from trainer.training.compiled import where_it_pays
 from trainer.training.loss import Kind, chunk_tokens, head_loss
 from trainer.training.objective import choose_anchors, draw
 from trainer.training.optim import DrafterOptimizer

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from trainer.model.compiled import where_it_pays
 from trainer.model.mask import Bounds
-from trainer.training.compiled import where_it_pays
 
 
 class Tiles(NamedTuple):

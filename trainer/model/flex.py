@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from trainer.model.compiled import where_it_pays
 from trainer.model.mask import Bounds, mask_mod
 from trainer.model.tiles import TILE, ordered, tile_map, tile_map_within
 from trainer.model.within import within_mod
-from trainer.training.compiled import where_it_pays
 
 
 def flex_mask(rule: Bounds) -> BlockMask:

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.model.compiled import where_it_pays
 from trainer.model.gpu_kernels import run_here
-from trainer.training.compiled import where_it_pays
 from trainer.training.objective import dpace_weights
 
 CPU_LOGITS = 1 << 26  # of one chunk: 256 MiB in float32
