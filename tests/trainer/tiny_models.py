@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, SmolLM3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config, SmolLM3Config
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 VOCABULARY = 96
@@ -36,6 +36,8 @@ def target_config(kind: str) -> Any:
         return Qwen3Config(**SIZES, head_dim=8, layer_types=layers, sliding_window=7, use_sliding_window=True)
     if kind == "llama":
         return LlamaConfig(**SIZES)
+    if kind == "mistral":  # every layer slides, and none is named
+        return MistralConfig(**SIZES, sliding_window=7)
     if kind == "smollm":
         return SmolLM3Config(**SIZES)
     if kind == "qwen3.5":
@@ -50,7 +52,7 @@ def target_config(kind: str) -> Any:
     raise ValueError(kind)
 
 
-KINDS = ["qwen3", "qwen3-sliding", "llama", "smollm", "qwen3.5"]
+KINDS = ["qwen3", "qwen3-sliding", "llama", "mistral", "smollm", "qwen3.5"]
 
 
 def random_model(kind: str, seed: int = 0) -> nn.Module:

@@ -85,6 +85,22 @@ def decoder_of(model: nn.Module) -> Any:
     return decoder
 
 
+def layer_types_of(config: Any) -> list[str]:
+    """The kind of each layer, as transformers' caches take it: where a configuration names none, all layers
+    slide (Mistral, Phi 3), or all attend within chunks, if it tells a size for that.
+    """
+    said = getattr(config, "layer_types", None)
+    if said:
+        return list(said)
+    if getattr(config, "sliding_window", None) is not None:
+        kind = "sliding_attention"
+    elif getattr(config, "attention_chunk_size", None) is not None:
+        kind = "chunked_attention"
+    else:
+        kind = "full_attention"
+    return [kind] * int(config.num_hidden_layers)
+
+
 def scales(model: Any) -> bool:
     """Whether its embedding does more than look rows up: Gemma's multiplies them."""
     return type(model.get_input_embeddings()) is not nn.Embedding

@@ -123,8 +123,6 @@ def _call_compiled(layer: nn.Module, *inputs: Any, **named: Any) -> Any:
 def windows_of(config: Any, layer_types: list[str]) -> list[int | None]:
     """Each layer's window, None for a full layer, by the target's config.json."""
     window = getattr(config, "sliding_window", None)
-    if not getattr(config, "layer_types", None):  # some slide in every layer, and name no types
-        return [window] * len(layer_types)
     return [window if kind == "sliding_attention" else None for kind in layer_types]
 
 

@@ -18,7 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
-from trainer.model.architectures import config_of, decoder_of, told_by_transformers, with_attention
+from trainer.model.architectures import (
+    config_of,
+    decoder_of,
+    layer_types_of,
+    told_by_transformers,
+    with_attention,
+)
 from trainer.model.prefill import Prefill
 from trainer.model.taps import check_taps
 from trainer.model.within import dense_within, first_seen
@@ -71,9 +77,7 @@ class Target:
             raise ConfigError("the target's head has a bias; drafters use its weight alone", where="target")
         self.head_weight: Tensor = head.weight
         self.trunk = self._cut(self.taps[-1] + 1)
-        self.layer_types = list(
-            getattr(self.config, "layer_types", None) or ["full_attention"] * self.layer_count
-        )
+        self.layer_types = layer_types_of(self.config)
         self._recorded: dict[int, Tensor] | None = None
         for tap in self.taps:
             self.decoder.layers[tap].register_forward_hook(self._recorder(tap))
