@@ -54,7 +54,10 @@ HostOption = Annotated[
     ),
 ]
 RecipeOption = Annotated[
-    str | None, typer.Option("--recipe", "-r", help="Recipe's name or file.", show_default=False)
+    str | None,
+    typer.Option(
+        "--recipe", "-r", help="Recipe's name or file.", show_default=False, callback=hints.named_recipe
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]

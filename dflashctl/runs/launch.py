@@ -124,7 +124,7 @@ def release_warnings(
             return ()
         return (f"the files here differ from release {release[:8]}: dflashctl diff · dflashctl deploy",)
     what = f"release {release[:8]} was deployed for recipe {deployed_for}, not for {recipe}"
-    return (f"{what}; if it lacks what this one needs: dflashctl deploy -r {recipe}",)
+    return (f"{what}; if it lacks what this one needs: dflashctl deploy",)
 
 
 def check_before(host: Host, recipe: ResolvedRecipe, inside: Mapping[str, Any]) -> None:
@@ -144,7 +144,7 @@ def check_before(host: Host, recipe: ResolvedRecipe, inside: Mapping[str, Any]) 
         raise NotFound(
             f"nothing is deployed under {host.code_root}",
             where=host.name,
-            next=f"dflashctl deploy --recipe {recipe.name} --host {host.name}",
+            next="dflashctl deploy",
         )
 
 

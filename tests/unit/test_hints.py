@@ -59,6 +59,34 @@ def test_a_command_gets_the_host_that_was_named_and_prose_does_not(text: str, co
     assert hints.complete(text) == completed, "a command within a command adds no other host"
 
 
+@pytest.mark.parametrize(
+    ("text", "completed"),
+    [
+        ("dflashctl diff · dflashctl deploy", "dflashctl diff -r {} · dflashctl deploy -r {}"),
+        ("dflashctl launch --tag NAME", "dflashctl launch -r {} --tag NAME"),
+        ("dflashctl deploy -r other", "dflashctl deploy -r other"),
+        ("dflashctl runs diff a b · dflashctl logs a", "dflashctl runs diff a b · dflashctl logs a"),
+    ],
+)
+def test_a_command_that_needs_a_recipe_gets_the_one_that_was_named(text: str, completed: str) -> None:
+    for typed, quoted in (("pipeline", "pipeline"), ("/home/a b/hello.yaml", "'/home/a b/hello.yaml'")):
+        hints.begin()
+        hints.named_recipe(typed)
+        assert hints.complete(text) == completed.format(quoted, quoted)
+        hints.named_recipe(None)
+        assert hints.complete(hints.complete(text)) == completed.format(quoted, quoted)
+    hints.named("ct200")
+    assert hints.complete("dflashctl deploy") == "dflashctl deploy -r '/home/a b/hello.yaml' -H ct200"
+    hints.begin()
+    assert hints.complete(text) == text
+
+
+def test_every_verb_that_needs_a_recipe_is_known() -> None:
+    for name in frame.VERBS:
+        option = [p for p in frame.load_verb(name).params if p.name == "recipe" and p.callback]
+        assert bool(option) == (name in (*hints.WITH_RECIPE, "inspect")), name
+
+
 def test_every_verb_with_that_option_is_known() -> None:
     for name in frame.VERBS:
         command = frame.load_verb(name)

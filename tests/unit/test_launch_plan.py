@@ -164,7 +164,7 @@ def test_the_tag_of_a_live_run_is_refused_before_anything_else() -> None:
 def test_without_a_deploy_there_is_nothing_to_launch() -> None:
     with pytest.raises(NotFound, match="nothing is deployed") as error:
         check_before(HOST, recipe(), {**INSIDE, "release": None})
-    assert error.value.next == "dflashctl deploy --recipe threadwarm --host ct200"
+    assert error.value.next == "dflashctl deploy"
 
 
 def test_a_release_that_was_deployed_for_another_recipe_is_said() -> None:
@@ -172,7 +172,7 @@ def test_a_release_that_was_deployed_for_another_recipe_is_said() -> None:
     other = {**INSIDE, "release_info": {"recipe": "demo"}}
     assert plan(inside=other).warnings == (
         "release 7f3a91c2 was deployed for recipe demo, not for threadwarm; "
-        "if it lacks what this one needs: dflashctl deploy -r threadwarm",
+        "if it lacks what this one needs: dflashctl deploy",
     )
     assert plan(inside={**INSIDE, "release_info": {"recipe": "threadwarm"}}).warnings == ()
     # Recipes with the same files share a release: the deploy that was hinted at had nothing to do.
