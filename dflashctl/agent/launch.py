@@ -20,7 +20,7 @@ from .runfolder import TAG_PATTERN, RunFolder, folder_of, list_runs, unfinished_
 from .sentfiles import write_files
 from .spawn import STARTED_S, find_supervisor, spawn_supervisor
 from .surroundings import HINTS
-from .waiting import log_tail
+from .waiting import last_words
 
 LOCK_S = 15.0
 
@@ -31,8 +31,8 @@ def launch(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     request: id, state_dir, record (run-folder.md, without id, created_at, boot_id, init_start), recipe_yaml,
     secrets {name: value}, release_dir|null, allow_busy, settle_s, files {path below files/: text}|absent.
     Answers {"outcome": "started" | "already_running" | "already_ended" | "failed" | "starting", "id", "tag",
-    "leader", "log", "rotated", "exit", "log_tail", "why"}. Raises AgentError: locked (tag or log in use),
-    gpus_busy, not_found (release), verification (no space), usage.
+    "leader", "log", "rotated", "exit", "log_tail", "root_cause", "why"}. Raises AgentError: locked (tag or
+    log in use), gpus_busy, not_found (release), verification (no space), usage.
     """
     state_dir = str(request["state_dir"])
     try:
@@ -74,7 +74,7 @@ def _await_word(run: RunFolder) -> Optional[Dict[str, Any]]:
     while True:
         ended = run.exit().value
         if ended is not None:
-            return _answer(run, "already_ended", exit=ended, log_tail=log_tail(run))
+            return _answer(run, "already_ended", exit=ended, **last_words(run))
         if run.has("supervisor.json"):
             return _answer(run, "already_running" if run.live() else "already_ended")
         if find_supervisor(run) is None:
@@ -179,7 +179,7 @@ def _settle(run: RunFolder, answer: Dict[str, Any], settle_s: float) -> None:
     while time.monotonic() < until:
         ended = run.exit().value
         if ended is not None:
-            answer.update(exit=ended, log_tail=log_tail(run))
+            answer.update(last_words(run), exit=ended)
             return
         time.sleep(0.05)
 
@@ -196,6 +196,7 @@ def _answer(run: RunFolder, outcome: str, **more: Any) -> Dict[str, Any]:
         "rotated": None,
         "exit": None,
         "log_tail": "",
+        "root_cause": None,
         "why": None,
     }
     answer.update(more)

@@ -19,7 +19,8 @@ POLL_S = 0.2
 def wait_end(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     """Wait until the run has ended, at most request["wait_s"]; request: id, state_dir.
 
-    Answers {"exit": {...}|null, "live", "problem": why there is no exit though nothing lives, "log_tail"}.
+    Answers {"exit": {...}|null, "live", "problem": why there is no exit though nothing lives, "log_tail",
+    "root_cause": the program's own word on its failure, or null}.
     """
     run = folder_of(str(request["state_dir"]), str(request["id"]))
     if not run.has("record.json"):
@@ -30,10 +31,16 @@ def wait_end(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         ended = run.exit()  # after the look at the supervisor, which writes it before it goes
         if ended.value is not None or not live:
             problem = None if ended.value else ended.problem or "its supervisor is gone without an exit.json"
-            return {"exit": ended.value, "live": False, "problem": problem, "log_tail": log_tail(run)}
+            return dict(last_words(run), exit=ended.value, live=False, problem=problem)
         if time.monotonic() >= until or getattr(emit, "gone", False):
-            return {"exit": None, "live": True, "problem": None, "log_tail": ""}
+            return {"exit": None, "live": True, "problem": None, "log_tail": "", "root_cause": None}
         time.sleep(POLL_S)
+
+
+def last_words(run: RunFolder) -> Dict[str, Any]:
+    """What an ended run left to say: {"log_tail", "root_cause"}. A program may fail with exit code 0."""
+    cause = (run.read("root_cause.json").value or {}).get("error")
+    return {"log_tail": log_tail(run), "root_cause": str(cause) if cause else None}
 
 
 def log_tail(run: RunFolder) -> str:

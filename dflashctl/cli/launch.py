@@ -40,7 +40,9 @@ WaitIdleOption = Annotated[
 ]
 CacheOption = Annotated[bool, typer.Option("--fresh-cache", help="Give the run an empty compile cache.")]
 BusyOption = Annotated[bool, typer.Option("--allow-busy", help="Take GPUs that others hold, too.")]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Wait for the end; exit code 7 if the run failed.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Wait for the end; exit code 7 if it failed or is wedged.")
+]
 ReasonOption = Annotated[str, typer.Option("--reason", help="A note for the record.", show_default=False)]
 
 
@@ -197,10 +199,10 @@ def _start(
 def _wait(engine: Engine, plan: LaunchPlan, document: dict[str, Any], wishes: Wishes) -> Outcome:
     from dflashctl.cli.eachhost import Outcome
     from dflashctl.cli.launchtext import end_document, show_end
-    from dflashctl.runs import launching
+    from dflashctl.runs.waiting import wait
 
     try:
-        end = launching.wait(engine, plan.state_dir, plan.run_id)
+        end = wait(engine, plan.state_dir, plan.run_id)
     except KeyboardInterrupt:
         tag = plan.record["tag"]
         _warn(f"the run goes on: dflashctl status {tag} · dflashctl kill {tag}")

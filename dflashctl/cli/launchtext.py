@@ -11,9 +11,8 @@ from dflashctl.errors import RunBad
 from dflashctl.render.hints import complete
 from dflashctl.render.table import say
 from dflashctl.render.text import commit, duration
-from dflashctl.runs.ending import end_words, ended_as, failed
+from dflashctl.runs.ending import End, end_words, ended_as, failed
 from dflashctl.runs.launch import LaunchPlan
-from dflashctl.runs.launching import End
 
 
 def show_plan(plan: LaunchPlan, *, quiet: bool) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def show_answer(plan: LaunchPlan, answer: dict[str, Any], *, seconds: float, qui
         _rows(plan, rows)
         say(f"launched in {duration(seconds)}")
     if answer["exit"] is not None:
-        end = End(answer["exit"], None, answer["log_tail"])
+        end = End(answer["exit"], None, answer["log_tail"], answer["root_cause"])
         return Outcome({**document, **end_document(end)}, show_end(plan, end, quiet=quiet))
     if not quiet:
         say(complete(f"next: dflashctl status {tag} · dflashctl logs {tag} -f"))
@@ -74,20 +73,29 @@ def show_answer(plan: LaunchPlan, answer: dict[str, Any], *, seconds: float, qui
 
 def end_document(end: End) -> dict[str, Any]:
     """How it ended, for the launch's document: it says `started` of a run that lives, and of no other."""
-    return {"outcome": ended_as(end.exit), "why": end.problem or end_words(end.exit or {}), "exit": end.exit}
+    if end.wedged:
+        return {"outcome": "wedged", "why": "; ".join(end.wedged.evidence), "exit": None}
+    return {"outcome": ended_as(end.exit, end.root_cause), "why": _words(end), "exit": end.exit}
 
 
 def show_end(plan: LaunchPlan, end: End, *, quiet: bool) -> RunBad | None:
     """How it ended: an error, after the log's last lines, unless it ended well."""
     tag = plan.record["tag"]
-    words = end.problem or end_words(end.exit or {})
-    if not failed(end.exit):
+    if end.wedged:
+        what, next = "; ".join(end.wedged.evidence), " · ".join(end.wedged.next)
+        return RunBad(f"{tag} is wedged, and goes on: {what}", where=plan.host, next=next)
+    words = _words(end)
+    if not failed(end.exit, end.root_cause):
         if not quiet:
             say(f"{tag} finished: {words}")
         return None
     if end.log_tail:
         say(end.log_tail, file=sys.stderr)
     return RunBad(f"{tag} {words}", where=plan.host, next=f"dflashctl logs {tag}")
+
+
+def _words(end: End) -> str:
+    return end.problem or end_words(end.exit or {}, end.root_cause)
 
 
 def release_words(plan: LaunchPlan) -> str:

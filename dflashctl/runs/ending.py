@@ -1,30 +1,46 @@
-"""exit.json in words. Pure."""
+"""How a run ended, in words. Pure."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dflashctl.render.text import duration
 
-
-def failed(ended: Mapping[str, Any] | None) -> bool:
-    """Anything but an end of its own with code 0."""
-    return not (ended is not None and ended.get("cause") == "exited" and ended.get("code") == 0)
+if TYPE_CHECKING:
+    from dflashctl.runs.notify import News
 
 
-def ended_as(ended: Mapping[str, Any] | None) -> str:
+@dataclass(frozen=True)
+class End:
+    """exit.json, or why there is none although nothing lives; `wedged`: it has not ended, and it is."""
+
+    exit: dict[str, Any] | None
+    problem: str | None
+    log_tail: str
+    root_cause: str | None = None
+    wedged: News | None = None
+
+
+def failed(ended: Mapping[str, Any] | None, root_cause: str | None = None) -> bool:
+    """Anything but an end of its own with code 0 that left no root cause."""
+    well = ended is not None and ended.get("cause") == "exited" and ended.get("code") == 0
+    return not well or bool(root_cause)
+
+
+def ended_as(ended: Mapping[str, Any] | None, root_cause: str | None = None) -> str:
     """The state of a run that is over, in the words of `status`: `finished`, `killed`, `failed`, or `lost`
     where nobody recorded its end."""
     if ended is None:
         return "lost"
     if ended.get("cause") == "killed":
         return "killed"
-    return "failed" if failed(ended) else "finished"
+    return "failed" if failed(ended, root_cause) else "finished"
 
 
-def end_words(ended: Mapping[str, Any]) -> str:
+def end_words(ended: Mapping[str, Any], root_cause: str | None = None) -> str:
     """`failed after 3.1 s: exit code 1`, `was killed by ada@laptop (too slow) after 2m03s`."""
     wall_s = ended.get("wall_s")
     after = f" after {duration(wall_s)}" if isinstance(wall_s, (int, float)) else ""
@@ -39,6 +55,8 @@ def end_words(ended: Mapping[str, Any]) -> str:
         oom = ": out of memory" if ended.get("oom") else ""
         return f"died of {signal_name(ended.get('signal'))}{after}{oom}"
     oom = ", out of memory" if ended.get("oom") else ""
+    if ended.get("code") == 0 and root_cause:
+        return f"failed: exit code 0{after}, but the program left a root cause: {root_cause.splitlines()[0]}"
     word = "exit code 0" if ended.get("code") == 0 else f"failed: exit code {ended.get('code')}"
     return f"{word}{after}{oom}"
 

@@ -1,12 +1,10 @@
-"""The acts of a launch: look at both sides, start once, wait for the end."""
+"""The acts of a launch: look at both sides, start once."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,10 +24,6 @@ START_TIMEOUT_S = 60.0
 
 GPU_LOCK_S = 60.0
 """How long another launch on the same machine is waited for."""
-
-WAIT_SLICE_S = 25.0
-LOST_FOR_S = 300.0
-RETRY_S = 5.0
 
 log = logging.getLogger("dflashctl.launch")
 
@@ -124,32 +118,3 @@ def ask_again(engine: Engine, plan: LaunchPlan, request: dict[str, Any]) -> dict
             where=error.where,
             next=f"dflashctl status {tag}; launching {tag} again cannot start a second one while it lives",
         ) from error
-
-
-@dataclass(frozen=True)
-class End:
-    """exit.json, or why there is none although nothing lives."""
-
-    exit: dict[str, Any] | None
-    problem: str | None
-    log_tail: str
-
-
-def wait(engine: Engine, state_dir: str, run_id: str) -> End:
-    """Until the run has ended, however long. Lost contact is borne for LOST_FOR_S, then raised."""
-    request = {"state_dir": state_dir, "id": run_id, "wait_s": WAIT_SLICE_S}
-    lost_since: float | None = None
-    while True:
-        try:
-            answer = call(engine, "wait_end", request, timeout_s=WAIT_SLICE_S + 30)
-        except Unreachable as error:
-            lost_since = lost_since or time.monotonic()
-            if time.monotonic() - lost_since > LOST_FOR_S:
-                hint = "the run goes on; dflashctl status"
-                raise Unreachable(error.what, where=error.where, next=hint) from error
-            engine.close()
-            time.sleep(RETRY_S)
-            continue
-        lost_since = None
-        if not answer["live"]:
-            return End(answer["exit"], answer["problem"], answer["log_tail"])

@@ -30,6 +30,11 @@ PROGRAMS = {
     "fails": "import time; time.sleep(1.5); raise KeyError('of the program')",
     "short": "import time; time.sleep(1.5); print('bye')",
     "dies": "import nothing_of_that_name",
+    "cause": (
+        "import json, os, time; time.sleep(1.5)\n"
+        "cause = {'version': 1, 'error': 'ValueError: of the program', 'where': 'a.py:1'}\n"
+        "json.dump(cause, open(os.environ['DFLASH_RUN_DIR'] + '/root_cause.json', 'w'))"
+    ),
     "deaf": (
         SLEEP
         + "me = 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)'\n"

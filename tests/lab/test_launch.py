@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lab_client import cli_environment
 
+from dflashctl.runs.waiting import wait
+
 if TYPE_CHECKING:
     from life_kit import Project
 
@@ -73,6 +75,26 @@ def test_waiting_gives_the_end(project: Project) -> None:
     assert (
         "fails failed: exit code 1 after" in failed.stderr and "next: dflashctl logs fails" in failed.stderr
     )
+
+
+def test_a_failure_that_ends_with_code_0_is_one_to_who_waits_as_to_status(project: Project) -> None:
+    waited = project.run("launch", "--tag", "cause", "--wait", code=7)
+    assert "left a root cause: ValueError: of the program" in waited.stderr
+    assert project.json("status", "cause")["runs"][0]["state"] == "failed"
+
+
+def test_waiting_ends_with_a_wedge_and_leaves_the_run(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflashctl.runs.waiting.WAIT_SLICE_S", 0.5)
+    project.recipe("silent")
+    with open(project.root / "recipes" / "silent.yaml", "a") as file:
+        file.write("observe: {rules: {log_deadline_s: 1}}\n")
+    launched = project.launch("a", "-r", "silent")
+    end = wait(project.engine, project.engine.host.state_dir, launched["run"])
+    assert end.exit is None and end.wedged is not None
+    assert end.wedged.tag == "a" and end.wedged.state == "wedged" and "log" in " ".join(end.wedged.evidence)
+    assert set(project.live()) == {"a"}
 
 
 def test_a_program_that_dies_at_once_is_shown_with_its_log(project: Project) -> None:

@@ -266,7 +266,8 @@ def test_a_supervisor_is_recognised_by_its_exact_command_line(box: Any) -> None:
 def test_waiting_ends_with_the_run_or_with_its_time(box: Any) -> None:
     answer = box.launch(["sh", "-c", "until [ -e go ]; do sleep 0.05; done"])
     request = {"state_dir": box.state_dir, "id": answer["id"], "wait_s": 0.0}
-    assert waiting.wait_end(request, None) == {"exit": None, "live": True, "problem": None, "log_tail": ""}
+    goes_on = {"exit": None, "live": True, "problem": None, "log_tail": "", "root_cause": None}
+    assert waiting.wait_end(request, None) == goes_on
     (box.root / "go").touch()
     assert box.wait(answer)["code"] == 0
     with pytest.raises(AgentError, match="no run"):

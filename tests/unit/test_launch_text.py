@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dflashctl.cli.launchtext import end_document, show_answer
-from dflashctl.runs.ending import ended_as
+from dflashctl.cli.launchtext import end_document, show_answer, show_end
+from dflashctl.runs.ending import End, ended_as
 from dflashctl.runs.launch import LaunchPlan
-from dflashctl.runs.launching import End
+from dflashctl.runs.notify import News
 
 RECORD = {
     "tag": "localtls", "recipe": "threadwarm", "variant": None, "release": None, "git": None, "gpus": [],
@@ -19,12 +19,14 @@ PLAN = LaunchPlan("20261130T120000000-abcdef", "ct200", RECORD, "", None, "/stat
 EXITED = {"cause": "exited", "code": 0, "wall_s": 3.1}
 FAILED = {"cause": "exited", "code": 1, "wall_s": 0.2}
 KILLED = {"cause": "killed", "code": 0, "killed_by": {"who": "ann@laptop", "reason": ""}, "wall_s": 9.0}
+LEFT_A_CAUSE = "failed: exit code 0 after 3.1 s, but the program left a root cause: ValueError: x"
+EVIDENCE = ("no step for 251 s", "3 threads gone")
 OOM = {"cause": "signalled", "signal": 9, "oom": True, "wall_s": 9.0}
 
 
 def answer(**changes: Any) -> dict[str, Any]:
     usual = {"outcome": "started", "leader": {"pid": 40}, "log": "/workspace/train.log", "rotated": None}
-    return {**usual, "exit": None, "log_tail": "", "why": None, **changes}
+    return {**usual, "exit": None, "log_tail": "", "root_cause": None, "why": None, **changes}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,7 @@ def answer(**changes: Any) -> dict[str, Any]:
         (answer(exit=FAILED, log_tail="boom"), "failed", "failed: exit code 1 after 0.2 s", 7),
         (answer(exit=KILLED), "killed", "was killed by ann@laptop after 9.0 s", 7),
         (answer(outcome="already_ended", exit=FAILED), "failed", "failed: exit code 1 after 0.2 s", 7),
+        (answer(exit=EXITED, root_cause="ValueError: x"), "failed", LEFT_A_CAUSE, 7),
         (answer(outcome="failed", why="cannot start pyhton"), "failed", "cannot start pyhton", 7),
         (answer(outcome="starting"), "starting", None, 7),
     ],
@@ -67,3 +70,12 @@ def test_the_end_that_was_waited_for_is_the_documents_last_word() -> None:
 )  # fmt: skip
 def test_an_end_in_the_words_of_status(ended: dict[str, Any] | None, state: str) -> None:
     assert ended_as(ended) == state
+
+
+def test_a_run_that_is_waited_for_and_gets_nowhere_fails_the_wait_and_has_not_ended() -> None:
+    news = News("ct200", PLAN.run_id, "localtls", "wedged", EVIDENCE, ("a", "b"))
+    end = End(None, None, "", wedged=news)
+    assert end_document(end) == {"outcome": "wedged", "why": "; ".join(EVIDENCE), "exit": None}
+    error = show_end(PLAN, end, quiet=True)
+    assert error is not None and error.exit_code == 7 and error.next == "a · b"
+    assert "goes on" in error.what and "no step for 251 s" in error.what
