@@ -23,6 +23,9 @@ from dflashctl.runs.facts import text, whole
 FOLLOW_S = 20.0
 """One call follows for so long; then a new one goes on, on the same connection."""
 SLACK_S = 30.0
+ANSWER_BYTES = 4 * 2**20
+"""Of one call: a line of 256 KiB a second carries it within SLACK_S."""
+
 TAIL_BYTES = 1024
 MAX_LINE_CHARS = 64 * 1024
 """A longer line is shown in pieces: a program that never ends a line must not fill the memory."""
@@ -55,6 +58,7 @@ class Position:
             "inode": self.inode if started else None,
             "tail": {"bytes": len(self.tail), "crc32": zlib.crc32(self.tail)} if started else None,
             "wait_s": wait_s,
+            "max_bytes": ANSWER_BYTES,
         }
 
 
@@ -80,7 +84,8 @@ def read(
 ) -> None:
     """Read to the end, or follow until the run has ended. While following, lost contact is said and survived.
 
-    Raises NotFound; Unreachable and ContainerDown before the first contact, and always when not following.
+    Raises NotFound; Unreachable and ContainerDown before the first contact, and when not following after a
+    call that brought nothing.
     """
     position = Position(host.state_dir, tag, lines, since_s)
     engine: Engine | None = None
@@ -97,6 +102,7 @@ def read(
 
     try:
         while True:
+            before = position.inode, position.offset
             try:
                 engine = engine or connect(host)
                 wait_s = FOLLOW_S if follow else 0.0
@@ -108,6 +114,11 @@ def read(
                     on_event=heard,
                 )
             except (Unreachable, ContainerDown) as error:
+                if not follow and before != (position.inode, position.offset):
+                    # A pager that was left open for a while, or a slow line: what has come stays.
+                    let_go(engine)
+                    engine = None
+                    continue
                 if not follow or not position.run_id:
                     raise
                 # Said once, and once more when more is known: a container that stops first breaks the line.
