@@ -162,6 +162,7 @@ def _start(
     """The outcome; the plan, unless it was only shown; and whether the run has ended already."""
     from dflashctl.cli.eachhost import Outcome
     from dflashctl.cli.launchtext import show_answer, show_plan
+    from dflashctl.render.secrets import hide_sounding
     from dflashctl.runs.launch import plan_launch
     from dflashctl.runs.person import person
 
@@ -183,6 +184,7 @@ def _start(
         fresh_cache=wishes.fresh_cache,
         here=wishes.here.release(),
     )
+    hide_sounding(plan.record["env"])
     for warning in plan.warnings:
         _warn(f"warning: {warning}")
     if wishes.dry_run:

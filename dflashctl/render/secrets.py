@@ -1,5 +1,6 @@
 """Values that are never shown: those of variables that a recipe or a record calls secret, and of those whose
-names sound so. Only what is set in the person's own environment is known here; nothing else holds it."""
+names sound so. Only what is set in the person's own environment is known here; nothing else holds it, but for
+a value that somebody wrote into `env:` of a recipe or of hosts.yaml, which is in the record, too."""
 
 from __future__ import annotations
 
@@ -30,9 +31,21 @@ def hide(names: object, environment: Mapping[str, str] | None = None) -> None:
 def begin(environment: Mapping[str, str] | None = None) -> None:
     """A new command: hide only what every command hides, the variables whose names sound secret."""
     _values.clear()
-    environ = os.environ if environment is None else environment
-    values = (value for name, value in environ.items() if SECRET_NAME.search(name))
-    _add(value for value in values if len(value) >= SHORTEST_SOUNDING)
+    hide_sounding(os.environ if environment is None else environment)
+
+
+def hide_sounding(variables: Mapping[str, object]) -> None:
+    """From now on the values of those whose names sound secret are masked."""
+    _add(str(variables[name]) for name in sounding(variables))
+
+
+def sounding(variables: Mapping[str, object]) -> list[str]:
+    """The names that sound secret and have a value that may be one."""
+    return [
+        name
+        for name, value in variables.items()
+        if SECRET_NAME.search(name) and len(str(value)) >= SHORTEST_SOUNDING
+    ]
 
 
 def _add(values: Iterable[str]) -> None:

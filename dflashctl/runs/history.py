@@ -8,6 +8,7 @@ from typing import Any
 
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
+from dflashctl.render.secrets import hide_sounding
 from dflashctl.render.text import commit
 from dflashctl.runs import known
 from dflashctl.runs.facts import RunFacts, listed, mapping, number, text, whole
@@ -94,7 +95,9 @@ def show_run(engine: Engine, name: str | None) -> Shown:
     """A run by tag or id; the newest one for None. Raises NotFound."""
     request = {"code_root": engine.host.code_root, "one": True, "known": known.patterns()}
     answer = _by_name(engine, "list_runs", request, name)
-    return Shown(engine.host.name, entries(answer)[0], mapping(answer.get("detail")))
+    detail = mapping(answer.get("detail"))
+    hide_sounding(mapping(mapping(detail.get("record")).get("env")))  # a report is for others' eyes
+    return Shown(engine.host.name, entries(answer)[0], detail)
 
 
 def entries(answer: Mapping[str, Any]) -> tuple[Entry, ...]:

@@ -11,6 +11,7 @@ from dflashctl.config import ResolvedRecipe, fill
 from dflashctl.config.hosts import Host
 from dflashctl.errors import Locked, NotFound, UsageError
 from dflashctl.gpus.idle import Gpu
+from dflashctl.render.secrets import sounding
 from dflashctl.render.text import ranges
 
 LANG = "C.UTF-8"
@@ -107,8 +108,18 @@ def plan_launch(
         release_dir,
         host.state_dir,
         allow_busy,
-        release_warnings(recipe.name, release, info, here),
+        release_warnings(recipe.name, release, info, here)
+        + secret_warnings({**host.env, **recipe.launch.env}),
     )
+
+
+def secret_warnings(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Values that a person wrote into `env:` are read by whoever reads the run. A path is where one lies."""
+    named = ", ".join(name for name in sounding(env) if not env[name].startswith("/"))
+    if not named:
+        return ()
+    what = f"env: {named} sounds like a secret, and its value stands in the run's record"
+    return (f"{what}; name it in the recipe's launch.secrets, and set it in your environment",)
 
 
 def release_warnings(

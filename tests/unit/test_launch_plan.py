@@ -180,6 +180,14 @@ def test_a_release_that_was_deployed_for_another_recipe_is_said() -> None:
     assert len(plan(inside=other, here="0" * 64).warnings) == 1
 
 
+def test_a_value_in_env_whose_name_sounds_secret_is_warned_of_by_name_alone() -> None:
+    key = {"WANDB_API_KEY": "0123456789abcdef"}
+    (said,) = plan(recipe(env=key)).warnings
+    assert "WANDB_API_KEY" in said and "launch.secrets" in said and "0123456789" not in said
+    for harmless in ({"TOKENIZERS_PARALLELISM": "false"}, {"HF_TOKEN_PATH": "/workspace/token"}):
+        assert plan(recipe(env=harmless)).warnings == ()
+
+
 def test_files_that_differ_from_the_release_are_said(tmp_path: Path) -> None:
     assert plan(here=RELEASE).warnings == () == plan(here=None).warnings
     said = "the files here differ from release 7f3a91c2: dflashctl diff · dflashctl deploy"

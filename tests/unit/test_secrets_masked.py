@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from dflashctl.cli import errorlog
 from dflashctl.render import json, secrets, table, text
+from dflashctl.runs import history
 from dflashctl.runs.logs import Position, receive
 from dflashctl.runs.readfacts import read_run
 
@@ -81,6 +83,20 @@ def test_the_names_come_with_the_run() -> None:
     secrets.begin({})
     read_run({"record": {"secrets": ["LICENCE"]}}, {})
     assert text.line("open sesame") == "***"
+
+
+def test_a_value_that_was_written_into_a_recipe_is_masked_in_what_is_told_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = {
+        "tag": "a",
+        "env": {"WANDB_API_KEY": "0123456789abcdef", "OTHER": "left-alone", "A_TOKEN": "no"},
+    }
+    answer = {"runs": [{"id": "x", "record": record}], "detail": {"record": record}}
+    monkeypatch.setattr(history, "call", lambda *args, **more: answer)
+    host = SimpleNamespace(name="lab", state_dir="/s", code_root="/c")
+    history.show_run(SimpleNamespace(host=host), "a")  # type: ignore[arg-type]
+    assert text.line("key 0123456789abcdef left-alone no") == "key *** left-alone no"
 
 
 @pytest.mark.parametrize("damaged", [None, "LICENCE", 7, {"LICENCE": 1}, [7, None]])
