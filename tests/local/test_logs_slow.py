@@ -1,4 +1,4 @@
-"""Run with: pytest tests/local/test_logs_slow.py. A log that is read slowly or over a bad line comes whole."""
+"""Run with: pytest tests/local/test_logs_slow.py. A log that is read slowly, or over a bad line."""
 
 from __future__ import annotations
 
