@@ -52,7 +52,8 @@ def each_host(hosts: Sequence[Host], act: Callable[[Host], Outcome], *, json: bo
                 "error": outcome.error.what,
                 "exit_code": int(outcome.error.exit_code),
             }
-            warn(hints.complete(f"{host.name}: {outcome.error}"))
+            named = "" if outcome.error.where == host.name else f"{host.name}: "
+            warn(hints.complete(f"{named}{outcome.error}"))
         documents.append(document)
         if not json:
             say()

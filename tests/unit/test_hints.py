@@ -132,16 +132,19 @@ def test_each_of_several_hosts_is_named_in_its_own_message(capsys: Any) -> None:
     from dflashctl.errors import SomeHostsFailed
 
     def act(host: Host) -> Outcome:
-        raise NotFound("no run x", next="dflashctl runs")
+        where = {"a": "", "b": "b", "c": "/workspace"}[host.name]
+        raise NotFound("no run x", where=where, next="dflashctl runs")
 
     hosts = [
         Host(
             name=name, engine="local", python="/p", code_root="/c", workdir="/w", log_dir="/l", state_dir="/s"
         )
-        for name in ("a", "b")
+        for name in ("a", "b", "c")
     ]
-    hints.named("a,b")
+    hints.named("a,b,c")
     with pytest.raises(SomeHostsFailed):
         each_host(hosts, act, json=False, schema="dflashctl.status/1")
     said = capsys.readouterr().err
     assert "next: dflashctl runs -H a\n" in said and "next: dflashctl runs -H b\n" in said
+    heads = [line for line in said.splitlines() if not line.startswith("next")]
+    assert heads == ["a: no run x", "b: no run x", "c: /workspace: no run x"], "each host once"
