@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 AGAIN_S = 0.05
+USAGE = 2
+OLDEST = (3, 11)
 NO_WINDOWS = b"error: dflashctl does not run on Windows itself\nnext: install it in WSL, and run it there\n"
 _heard = False
 
@@ -28,16 +30,31 @@ def main() -> None:
         if os.name == "nt":  # no fcntl, no pwd: the first import would fail with a word that helps nobody
             os.write(2, NO_WINDOWS)
             os._exit(2)
+        if sys.version_info < OLDEST:
+            found, least = (".".join(map(str, each[:2])) for each in (sys.version_info, OLDEST))
+            _refuse(f"is Python {found}; dflashctl needs {least} or newer")
         listen()
         sys.unraisablehook = _not_raised
         from dflashctl.cli.main import main as command_line
 
         command_line()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "dflashctl", *sys.modules, *sys.stdlib_module_names):
+            raise
+        _refuse(f"has no {package}")
     except BaseException as error:
         if not interrupted(error):
             raise
         os.write(2, b"interrupted\n")
         os._exit(INTERRUPTED)
+
+
+def _refuse(what: str) -> None:
+    """Ends the process: this interpreter cannot run dflashctl. It may be of another virtual environment."""
+    hint = "start the dflashctl of the environment that it is installed in, or install it: pip install ."
+    os.write(2, os.fsencode(f"error: {sys.executable} {what}\nnext: {hint}\n"))
+    os._exit(USAGE)
 
 
 def listen() -> None:

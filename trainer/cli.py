@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainer import config as configs
-from trainer import recipe_file
+from trainer import needs, recipe_file
 from trainer.bench.cli import bench
 from trainer.data.cli import data, prepare
 from trainer.data.regenerate_cli import regenerate
@@ -57,8 +57,9 @@ def read_config(path: Path) -> configs.TrainConfig:
 
 
 def _refuse(recipe: Path, resume: Path | None) -> None:
-    """Raises ConfigError for a recipe that cannot be run, and for nothing to go on from."""
+    """Raises ConfigError for a recipe that cannot be run, for nothing to go on from, and without torch."""
     read_config(recipe)
+    needs.check_packages()
     if resume is not None and not resume.is_dir():
         raise ConfigError(
             "no such folder to resume from",

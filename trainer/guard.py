@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer import failures
-from trainer.errors import Stopped, TrainerError
+from trainer import failures, needs
+from trainer.errors import ConfigError, Stopped, TrainerError
 from trainer.machine import prepare_environment
 from trainer.writing import of_the_disk
 
@@ -37,11 +37,16 @@ def guarded(work: Callable[[], None], files: RunFiles | None = None, interrupted
         return INTERRUPTED
     except Exception as error:
         known = files.fail(error) if files else failures.of_error(error)
-        told = error if isinstance(error, TrainerError) else of_the_disk(error)
+        told = error if isinstance(error, TrainerError) else of_the_disk(error) or _of_a_package(error)
         said = f"error: {told}" if told else traceback.format_exc().rstrip()
         say("\n".join([said, failures.words(known)] if known else [said]))
         return told.exit_code if told else 1
     return 0
+
+
+def _of_a_package(error: Exception) -> ConfigError | None:
+    told = needs.missing_package(error)
+    return ConfigError(told[0], next=told[1]) if told else None
 
 
 def as_command(work: Callable[[], None], interrupted: str = "stopped") -> NoReturn:

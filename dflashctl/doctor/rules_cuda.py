@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,20 +73,24 @@ def packages(facts: Facts) -> Finding:
     if not versions:
         return _silent(facts, "the installed packages")
     shown = ", ".join(f"{name} {text(each)}" for name, each in versions.items() if text(each))
-    extra = "pip install 'dflashctl[trainer]' with that Python"
+    install = f"{shlex.quote(facts.host.python)} -m pip install"
     gone = [name for name in LEAST if not text(versions.get(name))]
     if gone:
-        return failure(f"not installed: {', '.join(gone)}", "the trainer cannot start", extra)
+        return failure(
+            f"not installed: {', '.join(gone)}", "the trainer cannot start", f"{install} {' '.join(gone)}"
+        )
     old = [name for name, least in LEAST.items() if version_of(text(versions[name])) < least]
     if old:
-        wants = ", ".join(f"{name} {'.'.join(map(str, LEAST[name]))}" for name in old)
-        return failure(f"too old: {shown}", f"the trainer needs at least {wants}", extra)
+        least = {name: ".".join(map(str, LEAST[name])) for name in old}
+        wants = ", ".join(f"{name} {each}" for name, each in least.items())
+        mend = f"{install} {' '.join(shlex.quote(f'{name}>={each}') for name, each in least.items())}"
+        return failure(f"too old: {shown}", f"the trainer needs at least {wants}", mend)
     if not for_gpus(facts):
         return ok(f"{shown} (a build for CPUs)")
     slow = [name for name in FOR_GPUS if not text(versions.get(name))]
     if slow:
         means = "; ".join(dict.fromkeys(f"{FOR_GPUS[name]}" for name in slow))
-        return warning(f"{shown}; not installed: {', '.join(slow)}", means, f"pip install {' '.join(slow)}")
+        return warning(f"{shown}; not installed: {', '.join(slow)}", means, f"{install} {' '.join(slow)}")
     return ok(shown)
 
 

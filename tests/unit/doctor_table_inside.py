@@ -253,7 +253,21 @@ INSIDE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
     ("Python", "failure", {}, "does not answer: boom", {"inside": None, "inside_problem": "boom"}),
     ("Python", "ok", {"inside/base_prefix": "/root/venv"}, "the system’s own", {}),
     ("packages", "failure", versions(torch=None), "not installed: torch", {}),
+    (
+        "packages",
+        "failure",
+        versions(torch=None, safetensors=None),
+        "/root/venv/bin/python -m pip install torch safetensors",
+        {},
+    ),
     ("packages", "failure", versions(torch="2.9.1"), "at least torch 2.11", {}),
+    (
+        "packages",
+        "failure",
+        versions(torch="2.9.1"),
+        "/root/venv/bin/python -m pip install 'torch>=2.11'",
+        {},
+    ),
     ("packages", "failure", versions(transformers="5.2.0"), "at least transformers 5.17", {}),
     ("packages", "warning", versions(triton=None), "torch.compile has no back end", {}),
     (

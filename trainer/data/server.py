@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from trainer import needs
 from trainer.data.journal import Result
 from trainer.data.meter import printable
 from trainer.data.regenerate import Answer, Job, Refused, Sampling, row_seed
@@ -74,7 +75,7 @@ class Server:
 
     def __init__(self, settings: ServerSettings, sampling: Sampling) -> None:
         if httpx2 is None:
-            raise ConfigError("the package httpx2 is missing", next="pip install 'dflashctl[regenerate]'")
+            raise ConfigError("the package httpx2 is missing", next=needs.install("httpx2"))
         if not settings.url.startswith(("http://", "https://")):
             raise ConfigError(f"{settings.url!r} does not begin with http:// or https://", where="--server")
         self.settings, self.sampling = settings, sampling
