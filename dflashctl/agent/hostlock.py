@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, Optional, Type
 
 from . import AgentError, proc
 from .lockrecord import Record, held_words, holder, read, write
+from .signals import send_signal
 
 POLL_S = 0.1
 SAY_EVERY_S = 2.0
@@ -162,10 +163,11 @@ def lock_show(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
 
 
 def lock_break(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
-    """End the process that holds the lock; it removes what it staged. request: container|null, code_root, by.
+    """End the process that holds the lock; it removes what it staged. request: container|null, code_root, by,
+    holder (as lock_show told it: this one and no other).
 
     Answers {"holder": {...}|null (nobody held it), "killed": it had to be}. Raises AgentError("locked") when
-    the holder cannot be told for certain, or does not go.
+    the holder cannot be told for certain, is another one by now, or does not go.
     """
     path = lock_path(request.get("container"), request["code_root"])
     found = holder(path)
@@ -174,12 +176,17 @@ def lock_break(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     who = proc.as_identity(found)
     if who is None or proc.living(who) is None:
         raise AgentError("locked", "its holder cannot be told yet", path, "run it again in a moment")
-    _note_breaker(path, found, str(request.get("by") or "somebody"))
-    os.kill(who[0], signal.SIGTERM)
+    if who != proc.as_identity(request["holder"]):
+        what = "that deploy has ended, and another one holds the lock: %s" % held_words(found)
+        raise AgentError("locked", what, path, "dflashctl lock show")
+    try:
+        _note_breaker(path, found, str(request.get("by") or "somebody"))
+    except FileNotFoundError:  # it has just gone by itself, and its file with it
+        return {"holder": found, "killed": False}
+    send_signal(who, signal.SIGTERM)
     killed = False
     if not _gone(who, BREAK_TERM_S):
-        killed = True
-        os.kill(who[0], signal.SIGKILL)
+        killed = send_signal(who, signal.SIGKILL)
         if not _gone(who, BREAK_KILL_S):
             raise AgentError("locked", "pid %d cannot be killed" % who[0], path, "look at it on the host")
     return {"holder": found, "killed": killed}

@@ -61,7 +61,7 @@ def break_(
                 return Outcome({"host": target.name, "holder": None, "killed": False})
             if not yes:
                 ask("End that deploy?", where=target.name, instead="talk to them, or give --yes")
-            answer = break_lock(engine)
+            answer = break_lock(engine, shown["holder"])
         if not json:
             say("the lock is free" + ("; its holder had to be killed" if answer["killed"] else ""))
         return Outcome({"host": target.name, **answer})

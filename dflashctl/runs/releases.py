@@ -100,9 +100,10 @@ def show_lock(engine: Engine) -> dict[str, Any]:
     return call(engine, "lock_show", _lock_request(engine), where="host", timeout_s=FACTS_TIMEOUT_S)
 
 
-def break_lock(engine: Engine) -> dict[str, Any]:
-    """End the process that holds the lock. Raises Locked when it cannot be told, or does not go."""
-    request = {**_lock_request(engine), "by": person()}
+def break_lock(engine: Engine, holder: dict[str, Any]) -> dict[str, Any]:
+    """End the process that holds the lock, as `show_lock` told it. Raises Locked when it cannot be told, is
+    another one by now, or does not go."""
+    request = {**_lock_request(engine), "by": person(), "holder": holder}
     return call(engine, "lock_break", request, where="host", timeout_s=BREAK_TIMEOUT_S)
 
 

@@ -226,6 +226,72 @@ def test_many_takers_never_hold_it_together(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+class Deploying:
+    """A process that holds the lock of a container and code root, and takes it back at SIGTERM."""
+
+    CODE = (
+        "import signal, sys; from dflashctl.agent.hostlock import Broken, HostLock\n"
+        "try:\n"
+        "    with HostLock(sys.argv[1], {'who': 'anna@laptop'}, 0, lambda found: None):\n"
+        "        print(1, flush=True); signal.pause()\n"
+        "except Broken: pass\n"
+    )
+
+    def __init__(self, code_root: Path) -> None:
+        self.where = {"container": 200, "code_root": str(code_root)}
+        self.lock = Path(hostlock.lock_path(200, str(code_root)))
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        argv = [sys.executable, "-c", self.CODE, str(self.lock)]
+        self.process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE)
+        assert self.process.stdout is not None and self.process.stdout.readline() == b"1\n"
+
+    def shown(self) -> Any:
+        return hostlock.lock_show(self.where, None)["holder"]
+
+    def broken(self, holder: Any) -> dict[str, Any]:
+        return hostlock.lock_break({**self.where, "by": "bob@laptop", "holder": holder}, None)
+
+
+@pytest.fixture
+def deploying(folder: Path) -> Iterator[Deploying]:
+    made = Deploying(folder / "code")
+    with made.process:
+        yield made
+        made.process.kill()
+    made.lock.unlink(missing_ok=True)
+
+
+def test_breaking_the_lock_ends_the_holder_that_was_shown(deploying: Deploying) -> None:
+    threading.Thread(target=deploying.process.wait, daemon=True).start()
+    shown = deploying.shown()
+    answer = deploying.broken(shown)
+    assert answer["holder"]["who"] == "anna@laptop" and not answer["killed"]
+    assert deploying.process.wait(10) == 0
+    assert deploying.broken(shown) == {"holder": None, "killed": False}
+
+
+def test_another_deploy_than_the_one_that_was_shown_goes_on(deploying: Deploying) -> None:
+    """The question takes a person's time: meanwhile the deploy asked about ends, and the next one begins."""
+    with pytest.raises(AgentError, match="another one holds the lock: anna@laptop") as caught:
+        deploying.broken({"pid": deploying.process.pid, "start": 1, "who": "carl@laptop"})
+    assert caught.value.kind == "locked" and deploying.process.poll() is None
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_holder_that_goes_by_itself_just_then_is_no_bug(
+    deploying: Deploying, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
+) -> None:
+    shown, note = deploying.shown(), hostlock._note_breaker
+
+    def meanwhile(*words: Any) -> None:
+        deploying.process.send_signal(by)
+        deploying.process.wait()
+        note(*words)
+
+    monkeypatch.setattr(hostlock, "_note_breaker", meanwhile)
+    assert deploying.broken(shown)["killed"] is False
+
+
 def test_the_same_place_has_the_same_lock(folder: Path) -> None:
     one = hostlock.lock_path(200, "/root/dflash")
     assert one == hostlock.lock_path(200, "/root//dflash/")
