@@ -74,6 +74,14 @@ def load(host: Host, path: Path | None = None) -> list[Seen]:
     return seen
 
 
+def forget(host: Host, run_id: str) -> None:
+    """A run that was seen to end is not shown as last seen alive."""
+    seen = load(host)
+    left = [each for each in seen if each.id != run_id]
+    if left != seen:
+        store(host, left)
+
+
 def store(host: Host, seen: list[Seen], path: Path | None = None) -> None:
     """Replace the cache of a host, atomically: two commands at once leave one of the two, whole."""
     target = path or cache_file(host)

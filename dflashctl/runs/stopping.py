@@ -9,6 +9,7 @@ from typing import Any
 from dflashctl.gpus.facts import read_facts
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
+from dflashctl.runs import lastseen
 from dflashctl.runs.stop import Freed, check_freed
 
 SLACK_S = 40.0
@@ -33,7 +34,10 @@ def stop(
     """The answer of the operation `stop` for a tag or id."""
     state_dir = engine.host.state_dir
     request = {"state_dir": state_dir, "name": name, "who": who, "reason": reason, "grace_s": grace_s}
-    return call(engine, "stop", request, timeout_s=grace_s + SLACK_S, on_event=on_event)
+    answer = call(engine, "stop", request, timeout_s=grace_s + SLACK_S, on_event=on_event)
+    if not answer["survivors"]:
+        lastseen.forget(engine.host, answer["id"])
+    return answer
 
 
 def prove_freed(engine: Engine, gpus: Sequence[Mapping[str, Any]], killed: Sequence[str]) -> list[Freed]:

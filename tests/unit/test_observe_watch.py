@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from dflashctl.errors import ContainerDown, DflashError, Unreachable
 from dflashctl.gpus import smi
 from dflashctl.render import status as render
 from dflashctl.render.table import plain
-from dflashctl.runs import lastseen
+from dflashctl.runs import lastseen, stopping
 from dflashctl.runs.status import Look, Memory, judged
 from dflashctl.runs.watch import watch
 
@@ -191,6 +192,20 @@ def test_the_cache_of_what_was_last_seen(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["here.json"]
     path.write_text("{")
     assert lastseen.load(HOST, path) == []
+
+
+@pytest.mark.parametrize(("survivors", "left"), [([], ["b"]), ([{"pid": 7}], ["a", "b"])])
+def test_a_run_that_was_killed_is_not_last_seen_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survivors: list[Any], left: list[str]
+) -> None:
+    """The container went down after a kill: `status` told the killed run as last seen running."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    lastseen.store(HOST, [lastseen.Seen(name, name, "running", 1, (0,), 1000.0) for name in ("a", "b")])
+    answer = {"id": "a", "survivors": survivors}
+    monkeypatch.setattr(stopping, "call", lambda *words, **more: answer)
+    engine = SimpleNamespace(host=HOST)
+    stopping.stop(engine, "a", who="x", reason="", grace_s=1.0, on_event=print)  # type: ignore[arg-type]
+    assert [each.id for each in lastseen.load(HOST)] == left
 
 
 def test_a_home_that_is_no_folder_hides_no_run(tmp_path: Path) -> None:
