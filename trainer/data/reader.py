@@ -22,6 +22,11 @@ from trainer.errors import ConfigError
 BATCH_CHARACTERS = 1 << 19  # encoded at once: enough to be quick, little enough to keep memory flat
 
 
+RULES = (
+    2  # raised when the same rows and settings give other tokens or another mask: their store is another one
+)
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything besides the input that decides which tokens come out."""
@@ -82,6 +87,7 @@ class Reader:
             "template": template,
             "turns": self.settings.turns,
             "max_line_bytes": self.settings.max_line_bytes,
+            "rules": RULES,
         }
 
     def read(self, path: Path, start: int, stop: int) -> Documents:

@@ -5,14 +5,16 @@ Run: python -m pytest tests/trainer/data/test_prepare.py
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prepare_kit import ALL, Make, make, rows, write
+from prepare_kit import ALL, Make, content, make, rows, write
 
+from trainer.data import reader
 from trainer.data.chat_template import Mode
 from trainer.data.meter import Meter
 from trainer.data.prepare import Chunk, Tolerance, plan, prepare
@@ -79,6 +81,23 @@ def test_the_name_is_of_inputs_and_settings_alone(tmp_path: Path, chat_target: M
     said: list[str] = []
     again = make(tmp_path / "1", source, qwen, say=said.append)
     assert said == [f"{again.folder} is there already"]
+
+
+def test_what_rows_give_has_a_number_that_is_in_the_name(
+    tmp_path: Path, chat_target: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store of before is not taken for one of now. When this fails by its digest: raise RULES."""
+    asked, said, left = ({"role": role, "content": f"the {role}"} for role in ("user", "assistant", "system"))
+    chats = [{"messages": [left, asked, {**said, **more}, asked, said]} for more in ({}, {"weight": 0})]
+    shared = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    prompted = {"prompt": "a", "response": "b"}
+    source = write(tmp_path / "a.jsonl", *rows(8), *chats, shared, prompted)
+    store = make(tmp_path / "1", source, chat_target("chatml"))
+    files = content(store.folder)
+    digest = hashlib.sha256(files["tokens.bin"] + files["supervised.bin"] + files["ends.bin"]).hexdigest()
+    assert {reader.RULES: digest[:16]} == {2: "91e28e93b9fbbff4"}
+    monkeypatch.setattr(reader, "RULES", 3)
+    assert make(tmp_path / "1", source, chat_target("chatml")).folder != store.folder
 
 
 def test_bad_rows_are_borne_up_to_a_bound_and_named(tmp_path: Path, chat_target: Make) -> None:
