@@ -6,6 +6,7 @@ Imports nothing heavy before a command runs, so help and wrong recipes answer at
 from __future__ import annotations
 
 import os
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -169,8 +170,10 @@ def trained(
 
     def work() -> None:
         config = read_config(recipe)
+        if "torch" not in sys.modules:  # seconds without a word, more from a cold disk
+            console.say("importing torch and transformers")
         with importing():
-            from trainer.run.train import run  # torch comes in here
+            from trainer.run.train import run
 
         report = run(config, files, console.say, console, resume, allow_changes, ranks)
         if report is not None:

@@ -128,6 +128,15 @@ def test_twenty_steps_from_the_command_line_and_the_drafter_measured_anew(
     parameters = read(folder / "parameters.json")["parameters"]
     assert len(parameters) == 25 and {each["lr"] for each in parameters} == {0.01}
     assert not (folder / "root_cause.json").exists()
+    before = [  # each wait is announced
+        ("importing torch and transformers", "loading the target from"),
+        ("loading the target from", "target Qwen3ForCausalLM, "),
+        ("decoding 3 held-out prompts: the target alone", "before training: acceptance length"),
+        ("20 steps in", "decoding 3 held-out prompts: what was trained"),
+        ("decoding 3 held-out prompts: what was trained", "lossless: yes"),
+    ]
+    for announced, came in before:
+        assert -1 < done.stdout.find(announced) < done.stdout.find(came), (announced, came, done.stdout)
     drafter = folder / "checkpoints" / "step-0000020"
     assert read(drafter / "config.json")["architectures"] == ["DFlashDraftModel"]
     assert len(load_file(drafter / "model.safetensors")) == 25

@@ -23,6 +23,7 @@ from trainer.model.target import States, Target, is_single
 from trainer.model.target_files import end_ids, find_target
 from trainer.training.objective import needed_width
 from trainer.training.step import Batch, without_bad_rows
+from trainer.words import plural
 
 Say = Callable[[str], None]
 Beat = Callable[[], None]
@@ -58,16 +59,16 @@ class Dataset:
         if isinstance(rows, StoredRows):
             counts = rows.store.counts
             refused = len(rows.pieces.refused)
-            left_out = f", {refused:,} documents longer than a row left out" if refused else ""
+            left_out = f", {plural(refused, 'document')} longer than a row left out" if refused else ""
+            held = f"{plural(counts['documents'], 'document')}, {plural(counts['supervised'], 'token')}"
             return (
-                f"data {len(rows):,} rows of {rows.row_tokens} tokens an epoch, {rows.full:.1%} full, from "
-                f"store {known['store']}: {counts['documents']:,} documents, {counts['supervised']:,} tokens "
-                f"trained on{left_out}"
+                f"data {plural(len(rows), 'row')} of {rows.row_tokens} tokens an epoch, "
+                f"{rows.full:.1%} full, from store {known['store']}: {held} trained on{left_out}"
             )
         trained = int(rows.supervised.sum())
         return (
-            f"data {len(rows):,} rows of {rows.tokens.shape[1]} tokens, {trained:,} trained on, "
-            f"from {known['files']} files, in {self.seconds:.1f} s"
+            f"data {plural(len(rows), 'row')} of {rows.tokens.shape[1]} tokens, {trained:,} trained on, "
+            f"from {plural(known['files'], 'file')}, in {self.seconds:.1f} s"
         )
 
     def batch(self, index: Tensor, target: Target) -> tuple[Batch, Tensor | None]:

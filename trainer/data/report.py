@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainer.data.prepare import named
 from trainer.data.store import Store
+from trainer.words import plural
 
 
 def summary(store: Store) -> list[str]:
@@ -11,7 +12,8 @@ def summary(store: Store) -> list[str]:
     counts, template = store.counts, store.identity["template"]
     share = counts["supervised"] / max(1, counts["tokens"])
     lines = [
-        f"{counts['rows']:,} rows: {counts['documents']:,} documents, {counts['tokens']:,} tokens, "
+        f"{plural(counts['rows'], 'row')}: {plural(counts['documents'], 'document')}, "
+        f"{plural(counts['tokens'], 'token')}, "
         f"{counts['supervised']:,} trained on ({share:.0%})"
     ]
     if template is not None:
@@ -21,7 +23,9 @@ def summary(store: Store) -> list[str]:
     if counts["bad_rows"]:
         with (store.folder / "bad_rows.jsonl").open(encoding="utf-8") as file:
             first = named(file, 3)
-        lines.append(f"{counts['bad_rows']:,} bad rows left out (bad_rows.jsonl in the store), such as")
+        lines.append(
+            f"{plural(counts['bad_rows'], 'bad row')} left out (bad_rows.jsonl in the store), such as"
+        )
         lines += [f"  {each}" for each in first]
     if counts["other_mode"]:
         lines.append(

@@ -18,6 +18,7 @@ from trainer.evaluation.prompt_sets import held_out
 from trainer.evaluation.readers import RereadTarget, reader
 from trainer.machine import choose_device, usable_cores
 from trainer.model.target import load_target
+from trainer.words import plural
 
 
 class NotLossless(TrainerError):
@@ -105,7 +106,8 @@ def evaluate_checkpoint(
     bench.warm_up(sets[0])
     results = []
     for each in sets:
-        say(f"{each.name}: {len(each.conversations)} prompts, up to {section.new_tokens} tokens each")
+        prompts = plural(len(each.conversations), "prompt")
+        say(f"{each.name}: {prompts}, up to {section.new_tokens} tokens each")
         results.append(bench.measure(each))
         if not results[-1].prompts:
             raise ConfigError(

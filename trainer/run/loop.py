@@ -38,6 +38,7 @@ from trainer.training.loss import Sums
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.schedule import lr_factor
 from trainer.training.step import DrafterStep
+from trainer.words import plural
 
 SAVE_RESERVE_S = 3.0
 AFTER_SHARE = 0.10  # of the whole run's time: the most that measuring the trained drafter may take
@@ -155,14 +156,15 @@ class Trainer:
         config, progress = self.config, self.progress
         self.parts.drafter.train()
         left = (
-            f"{config.budget.steps - progress.step if config.budget.steps else 0} steps"
+            plural(config.budget.steps - progress.step if config.budget.steps else 0, "step")
             if self.clock.seconds is None
             else f"{self.clock.seconds - self.clock.elapsed_s:.0f} s"
         )
         if self.clock.progress(progress.step) >= 1.0:
             self.say(f"all {progress.step} steps are done: only what was trained is measured")
         else:
-            self.say(f"training for {left}: {config.batch_rows} rows a step, {self.width} anchors a row")
+            batch = f"{plural(config.batch_rows, 'row')} a step, {plural(self.width, 'anchor')} a row"
+            self.say(f"training for {left}: {batch}")
         section = config.evaluate
         looks = Every(section.every_steps, section.every_s)
         matches = Every(section.prefix_every_steps, section.prefix_every_s)

@@ -16,6 +16,7 @@ from trainer.checkpoint import files as checkpoint
 from trainer.errors import Refused
 from trainer.machine import available_memory
 from trainer.training.optim import DrafterOptimizer
+from trainer.words import plural
 
 FLOAT32 = 4
 
@@ -44,7 +45,7 @@ def check_disk(root: Path, keep: int, each: int) -> str:
     there = sum(path.stat().st_size for folder in root.glob("step-*") for path in folder.glob("*"))
     needed = (keep + 2) * each - there
     free = shutil.disk_usage(root).free
-    told = f"{keep} checkpoints, the best and the one being written, {gib(each)} each"
+    told = f"{plural(keep, 'checkpoint')}, the best and the one being written, {gib(each)} each"
     if free < needed:
         raise Refused(
             f"{gib(needed)} of disk are needed ({told}), {gib(free)} are free",

@@ -27,6 +27,7 @@ from trainer.run.setup import Assembled
 from trainer.training.objective import draw
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import Batch, DrafterStep
+from trainer.words import plural
 
 Order = Callable[[int, int], Tensor]
 TRIES = 8  # batches among which the self-check looks for one with something to train on
@@ -54,7 +55,8 @@ def prepare(
     size = config.micro_rows or config.batch_rows
     batch, uniform = batch.part(slice(0, size)), uniform[:size]
     whole = parts.target if is_whole(parts.target) else None
-    shape = f"{size} rows of {config.data.row_tokens} tokens with {step.pass_width} anchors each"
+    anchors = plural(step.pass_width, "anchor")
+    shape = f"{plural(size, 'row')} of {config.data.row_tokens} tokens with {anchors} each"
     with preflight.kernels_wanted():
         say(str(check(step, whole, batch, uniform)))
         with preflight.worst_case(shape):

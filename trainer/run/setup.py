@@ -27,6 +27,7 @@ from trainer.model.random_target import RANDOM, WORTHLESS, random_target
 from trainer.model.target import Target, load_target
 from trainer.model.target_files import end_ids, find_target, load_tokenizer, read_config
 from trainer.model.target_identity import identify
+from trainer.words import plural
 
 Say = Callable[[str], None]
 
@@ -110,6 +111,7 @@ def assemble(config: TrainConfig, say: Say, part: Part = "all") -> Assembled:
     shape = begun.config if begun else drafter_config(config.drafter, raw, mask_id, identity)
     if config.target.weights == RANDOM:
         say(WORTHLESS)
+    say(f"loading the target from {path}")
     target = get_target(config, path, shape.taps, device, part)
     choose_reading(config, target, say)
     if config.data.continuations and set(target.layer_types) != {"full_attention"}:
@@ -141,14 +143,14 @@ def assemble(config: TrainConfig, say: Say, part: Part = "all") -> Assembled:
             f"target can read (max_position_embeddings {known:,}): what it says beyond is not worth learning"
         )
     say(
-        f"target {kind}, {shape.num_target_layers} layers of {shape.hidden_size}, {total:.2f} M parameters, "
-        f"on {device.type} with {torch.get_num_threads()} threads"
+        f"target {kind}, {plural(shape.num_target_layers, 'layer')} of {shape.hidden_size}, "
+        f"{total:.2f} M parameters, on {device.type} with {plural(torch.get_num_threads(), 'thread')}"
     )
     if not is_whole(target):
         say(f"only the target's embedding and head are loaded here: {bytes_of(target) / 2**30:.2f} GiB")
     say(
-        f"drafter {shape.num_hidden_layers} layers, {millions:.2f} M parameters, block {shape.block_size}, "
-        f"taps {list(shape.taps)}, start: {config.drafter.init}"
+        f"drafter {plural(shape.num_hidden_layers, 'layer')}, {millions:.2f} M parameters, "
+        f"block {shape.block_size}, taps {list(shape.taps)}, start: {config.drafter.init}"
     )
     facts = {
         "target": {

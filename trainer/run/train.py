@@ -36,6 +36,7 @@ from trainer.topology.split import serve
 from trainer.topology.start import gpu_of, part_of, with_its_cores
 from trainer.topology.together import first_then_others, same_data
 from trainer.training.optim import DrafterOptimizer
+from trainer.words import plural
 from trainer.writing import write_json
 
 BEFORE_SHARE = 0.05  # of the whole run's time: the most that measuring the untrained drafter may take
@@ -126,6 +127,7 @@ def run(
     parts.drafter.eval()
     total = config.budget.total_s
     limit = None if total is None else max(AFTER_SHARE / 2 * total, total - files.elapsed_s - SAVE_RESERVE_S)
+    say(f"decoding {plural(config.evaluate.prompts, 'held-out prompt')}: what was trained, and prompt lookup")
     after = evaluator.measure(parts.drafter, limit_s=limit)
     random = config.target.weights == RANDOM
     report = make_report(config.evaluate, before, after, evaluator.lookup(), evaluator.repetition, random)
@@ -163,7 +165,7 @@ def _say_groups(optimizer: DrafterOptimizer, files: RunFiles, say: Say) -> None:
         mine = [each for each in described if each["group"] == group.name]
         names = sorted({str(each["parameter"]).split(".")[-2] for each in mine})
         rate = f"learning rate {optimizer.section.lr * group.lr_scale:g}, weight decay {group.weight_decay:g}"
-        say(f"{group.name}: {group.algorithm}, {rate}, {len(mine)} parameters ({', '.join(names)})")
+        say(f"{group.name}: {group.algorithm}, {rate}, {plural(len(mine), 'parameter')} ({', '.join(names)})")
     write_json(files.folder / "parameters.json", {"parameters": described})
 
 
@@ -185,6 +187,7 @@ def _measure_before(
     files.enter("evaluating")
     prompts = draw_prompts(parts.tokenizer, section.prompts, section.prompt_tokens, True, config.seed)
     parts.drafter.eval()
+    say(f"decoding {plural(len(prompts), 'held-out prompt')}: the target alone, and the drafter as it begins")
     evaluator = Evaluator(
         parts.target,
         prompts.to(parts.target.device),
@@ -227,7 +230,7 @@ def _train(trainer: Trainer, chosen: Path | None, saved: dict[str, Any]) -> None
         raise
     trained = trainer.progress.step - trainer.first_step
     took = time.monotonic() - started
-    trainer.say(f"{trained:,} steps in {took:.1f} s")
+    trainer.say(f"{plural(trained, 'step')} in {took:.1f} s")
     planned = against_plan(files.folder, trained * trainer.config.batch_tokens / max(took, 1e-9))
     if planned is not None:
         trainer.say(planned)
