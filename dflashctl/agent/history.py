@@ -1,10 +1,11 @@
 """Operation `list_runs`: what was run, how it ended, what was learnt.
 
 Request: state_dir; limit (of the list, newest first); tag, recipe (only those); or `one`: true with tag | id
-and code_root (for the files of its release) for everything about a single run, its log searched for rows of
-`known` (as for `observe`).
+and code_root (for the files of its release) for everything about a single run. `known` (as for `observe`):
+what the log of a single run is searched for, and those of live runs that keep no heartbeat. Such runs are
+looked at twice, as `observe` does: a list calls none by another state than `status`.
 
-Answer of a list: {"now", "runs": [facts], "total", "damaged": [{"id", "problem"}]}.
+Answer of a list: {"now", "sample_s", "runs": [facts], "total", "damaged": [{"id", "problem"}]}.
 Of one: {"now", "runs": [facts], "detail": {"record" (whole), "summary", "root_cause", "events", "exit",
 "environment", "recipe" (its text), "notes", "checkpoints" (checkpoints.py), "files": {path: sha256} of its
 release, null when it is gone}}.
@@ -13,9 +14,10 @@ release, null when it is gone}}.
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Optional
+import time
+from typing import Any, Dict, List, Optional, Tuple
 
-from . import kin, logknown, proc, release, runfacts
+from . import kin, logknown, logscan, proc, release, runfacts
 from .checkpoints import checkpoints
 from .curate import notes
 from .observe import facts_of
@@ -25,21 +27,25 @@ from .runfolder import RunFolder
 from .runfolder import list_runs as all_runs
 
 LIMIT = 1000
+SAMPLE_S = 0.4
+"""As `status` asks for."""
 SUMMARY_KEYS = ("headline", "lossless", "best_acceptance_length")
 
 
 def list_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     """See the module's text."""
     processes = proc.table()
+    known = [logknown.Known(row) for row in request.get("known") or []]
     if request.get("one"):
         run = one_run(request)
-        known = [logknown.Known(row) for row in request.get("known") or []]
-        facts = facts_of(run, known, None, None, processes, processes, kin.tagged(processes))
-        return {"now": runfacts.now(), "runs": [facts], "detail": detail(run, request)}
+        shown = [(run, facts_of(run, known, None, None, processes, processes, kin.tagged(processes)))]
+        sample_s = _look_again(shown, known, processes)
+        detailed = detail(run, request)
+        return {"now": runfacts.now(), "sample_s": sample_s, "runs": [shown[0][1]], "detail": detailed}
     everything = all_runs(str(request["state_dir"]))
     limit = int(request.get("limit") or LIMIT)
     wanted = {name: request.get(name) for name in ("tag", "recipe")}
-    runs: List[Dict[str, Any]] = []
+    runs: List[Tuple[RunFolder, Dict[str, Any]]] = []
     damaged: List[Dict[str, Any]] = []
     for run in everything:
         if len(runs) >= limit:
@@ -50,15 +56,49 @@ def list_runs(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         record = facts["record"] or {}
         if any(value is not None and record.get(name) != value for name, value in wanted.items()):
             continue
+        runs.append((run, facts))
+    sample_s = _look_again(runs, known, processes)
+    for run, facts in runs:
         facts["notes"] = notes(run)[-1:]
         summary = facts["summary"]
         facts["summary"] = {key: summary.get(key) for key in SUMMARY_KEYS} if summary else None
-        runs.append(facts)
-    return {"now": runfacts.now(), "runs": runs, "total": len(everything), "damaged": damaged}
+    told = [facts for _, facts in runs]
+    return {
+        "now": runfacts.now(),
+        "sample_s": sample_s,
+        "runs": told,
+        "total": len(everything),
+        "damaged": damaged,
+    }
+
+
+def _look_again(
+    runs: List[Tuple[RunFolder, Dict[str, Any]]], known: List[logknown.Known], before: proc.Table
+) -> float:
+    """Where a live run keeps no heartbeat, put what a second look shows into the facts of all live ones.
+
+    Returns the seconds between the looks; 0: there was none.
+    """
+    live = [each for each in runs if each[1]["exit"] is None and each[1]["supervisor_alive"]]
+    silent = [facts["id"] for _, facts in live if not facts["heartbeat"]]
+    if not silent:
+        return 0.0
+    sizes = {run.id: runfacts.log_size(run, facts["record"] or {}) for run, facts in live}
+    started = time.monotonic()
+    time.sleep(SAMPLE_S)
+    after = proc.table()
+    took_s, tagged = time.monotonic() - started, kin.tagged(after)
+    for run, facts in live:
+        if facts["id"] in silent:
+            scan_s = logscan.BUDGET_S / len(silent)
+            facts.update(facts_of(run, known, None, sizes[run.id], before, after, tagged, scan_s))
+        else:
+            facts["family"] = runfacts.family_facts(run, before, after, tagged)
+    return took_s
 
 
 def _facts(run: RunFolder, processes: proc.Table) -> Dict[str, Any]:
-    """As `observe`, without waiting and without reading the log: a list of a thousand runs must be quick."""
+    """As `observe` at one look, without reading the log: a list of a thousand runs must be quick."""
     facts = runfacts.folder_facts(run, processes)
     record = facts["record"] or {}
     if facts["exit"] is None and facts["supervisor_alive"]:

@@ -74,7 +74,13 @@ def list_runs(
 ) -> History:
     """The newest runs first, live ones among them. A state is judged here, so all runs are asked for then."""
     asked = limit if state is None else MOST
-    request = {"state_dir": engine.host.state_dir, "limit": asked, "tag": tag, "recipe": recipe}
+    request = {
+        "state_dir": engine.host.state_dir,
+        "limit": asked,
+        "tag": tag,
+        "recipe": recipe,
+        "known": known.patterns(),
+    }
     answer = call(engine, "list_runs", request, timeout_s=TIMEOUT_S)
     damaged = [mapping(each) for each in listed(answer.get("damaged"))]
     found = [each for each in entries(answer) if state is None or each.verdict.state == state]

@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 from history_kit import SUMMARY, kept_in, made
 
-from dflashctl.agent import history, runfolder
+from dflashctl.agent import history, launch, observe, runfolder
 from dflashctl.cli.main import run
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.local import LocalEngine
+from dflashctl.runs import known
 from dflashctl.runs.history import list_runs, show_run
+from dflashctl.runs.readfacts import read_answer
+from dflashctl.runs.verdict import judge
 
 
 @pytest.fixture
@@ -138,6 +141,34 @@ def test_a_live_run_is_in_the_list_with_its_step(box: Any, until: Callable[..., 
     assert facts["heartbeat"]["step"] == 7
     assert facts["family"]["count"] == 1
     assert Path(facts["log"]["path"]).name == "train_live.log"
+
+
+def test_a_live_run_without_a_heartbeat_has_the_state_that_status_gives_it(
+    box: Any, until: Callable[..., Any]
+) -> None:
+    """A list that did not read the log called a run "running" that had made no step for minutes."""
+    stuck = "import time\nfor n in range(1, 9): print('step', n, flush=True)\ntime.sleep(600)"
+    computes = "import time\nprint('step 1', flush=True)\nwhile True: pass"
+    quick = {"alone_factor": 2, "alone_min_s": 0.5, "slow_min_s": 0.3, "slow_factor": 1}
+    for tag, program in (("stuck", stuck), ("computes", computes)):
+        request = box.request([sys.executable, "-c", program], tag)
+        request["record"]["observe"] = {"step_regex": r"step (?P<step>\d+)", "rules": quick}
+        launch.launch(request, box.events.append)
+    request = {"state_dir": box.state_dir, "sample_s": 0.4, "known": known.patterns()}
+
+    def by_status() -> dict[str, Any]:
+        return {facts.tag: judge(facts) for facts in read_answer(observe.observe(request, None))}
+
+    until(lambda: by_status()["stuck"].state == "wedged")
+    asked = history.list_runs(request, None)
+    listed = {facts.tag: judge(facts) for facts in read_answer(asked)}
+    assert listed["stuck"].state == "wedged" and "step 8" in listed["stuck"].evidence
+    assert any("of a core busy" in each for each in listed["computes"].evidence), listed
+    assert {tag: each.state for tag, each in listed.items()} == {
+        tag: each.state for tag, each in by_status().items()
+    }
+    shown = history.list_runs({**request, "one": True, "tag": "stuck"}, None)
+    assert judge(read_answer(shown)[0]).state == "wedged"
 
 
 def test_as_a_person_types_it(
