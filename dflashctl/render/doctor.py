@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dflashctl.doctor.checks import Report
     from dflashctl.doctor.findings import Line
 
+MANY = 4
+"""So many checks that are not known for one reason are told in one line, below the others."""
 STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red", "not known": "cyan"}
 
 
@@ -21,7 +23,7 @@ def print_report(host: str, report: Report, took_s: float) -> None:
     """The whole report on stdout."""
     say(f"{host} · {plural(len(report.lines), 'check')} in {duration(took_s)}")
     show(_table(report))
-    for text in left_out(report):
+    for text in [*folded(report), *left_out(report)]:
         say(text, "dim")
     say(summary(report))
 
@@ -33,8 +35,10 @@ def _table(report: Report) -> Table:
     made.add_column(no_wrap=True)
     made.add_column(no_wrap=True)
     made.add_column(overflow="fold")
-    group = ""
+    group, many = "", _shared(report)
     for each in report.lines:
+        if _reason(each) in many:
+            continue
         if each.group != group:
             group = each.group
             made.add_row(cell(group, "bold"))
@@ -50,6 +54,27 @@ def words(each: Line) -> str:
     if each.mend:
         rows.append(f"mend:  {line(each.mend)}")
     return block(complete("\n".join(rows)))
+
+
+def _reason(each: Line) -> str:
+    """Why nothing is known, of a line that says nothing else."""
+    return each.found if each.status == "not known" and not (each.means or each.mend) else ""
+
+
+def _shared(report: Report) -> dict[str, list[str]]:
+    """The checks of each reason that many have: where there is no connection, the one line that says why
+    would be lost among thirty that do not."""
+    names: dict[str, list[str]] = {}
+    for each in report.lines:
+        if _reason(each):
+            names.setdefault(each.found, []).append(each.name)
+    return {why: found for why, found in names.items() if len(found) >= MANY}
+
+
+def folded(report: Report) -> list[str]:
+    return [
+        f"not known ({line(complete(why))}): {', '.join(names)}" for why, names in _shared(report).items()
+    ]
 
 
 def left_out(report: Report) -> list[str]:

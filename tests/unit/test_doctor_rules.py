@@ -26,7 +26,7 @@ from doctor_table_inside import INIT, OUTSIDE
 from dflashctl.doctor.checks import CHECKS, judge
 from dflashctl.doctor.document import payload
 from dflashctl.render import hints
-from dflashctl.render.doctor import words
+from dflashctl.render.doctor import print_report, words
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,23 @@ def test_without_contact_everything_else_waits_for_it() -> None:
     assert [each.name for each in report.of("failure")] == ["ssh"]
     assert {each.status for each in report.lines[3:]} == {"not known"}
     assert all(each.found for each in report.lines)
+
+
+def test_what_nothing_is_known_of_for_one_reason_is_one_line(capsys: Any) -> None:
+    """The line that says what is wrong stood among thirty that said: see above."""
+    reason = "there is no connection: see above"
+    lost = {"trouble": "no contact", "what": "nothing listens", "next": "start it"}
+    apart = {"box": None, "inside": None, "box_problem": reason, "inside_problem": reason}
+    report = judge(facts(contact=lost, inside_asked=False, clocks={}, **apart))
+    print_report("ct200", report, 0.1)
+    said = capsys.readouterr().out
+    waits = [each.name for each in report.of("not known") if each.found == reason]
+    assert len(waits) > 25 and said.count(reason) == 1
+    assert f"not known ({reason}): {', '.join(waits)}\n" in said
+    assert "container\n" not in said and "connection\n" in said, "no heading without a line"
+    assert said.endswith(f"1 failure, {len(report.of('not known'))} not known\n"), said
+    print_report("ct200", judge(facts()), 0.1)
+    assert "not known (" not in capsys.readouterr().out
 
 
 def test_a_frozen_container_is_described_from_its_host() -> None:
