@@ -42,7 +42,7 @@ def write_json(path: Path, value: dict[str, Any], to_disk: bool = True) -> None:
 def append_line(path: Path, value: dict[str, Any]) -> None:
     """One write of one line: the supervisor appends to events.jsonl too."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(value) + "\n")
+        file.write(json.dumps({"version": VERSION, **value}) + "\n")
 
 
 def of_the_disk(error: BaseException) -> TrainerError | None:

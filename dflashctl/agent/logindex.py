@@ -11,7 +11,7 @@ import os
 import time
 from typing import Optional
 
-from .runfolder import RunFolder, number, read_lines
+from .runfolder import VERSION, RunFolder, number, read_lines
 
 NAME = "log_index.jsonl"
 EVERY_S = 15.0
@@ -36,7 +36,8 @@ class LogIndex:
             status = os.stat(self._log)
             if status.st_size == self._size:
                 return
-            line = json.dumps({"at": time.time(), "inode": status.st_ino, "size": status.st_size})
+            entry = {"version": VERSION, "at": time.time(), "inode": status.st_ino, "size": status.st_size}
+            line = json.dumps(entry)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 os.write(descriptor, line.encode() + b"\n")

@@ -219,6 +219,7 @@ def test_since_starts_where_the_log_was_then(
     until(lambda: "early" in box.log(answer))
     folder, log = box.run(answer), Path(answer["log"])
     until(lambda: Path(folder.file("log_index.jsonl")).exists())
+    assert json.loads(Path(folder.file("log_index.jsonl")).read_text().splitlines()[0])["version"] == 1
     with Path(folder.file("log_index.jsonl")).open("w") as file:
         for at, size in ((time.time() - 600, 3), (time.time() - 300, 6)):
             file.write(json.dumps({"at": at, "inode": log.stat().st_ino, "size": size}) + "\n")

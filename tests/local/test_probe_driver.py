@@ -44,6 +44,7 @@ class Bench:
 
     def ends(self) -> dict[str, dict[str, Any]]:
         lines = [json.loads(line) for line in self.results.read_text().splitlines()]
+        assert {line["version"] for line in lines} <= {1}
         return {line["case"]: line for line in lines if line.get("state") in ("ended", "skipped")}
 
 
@@ -124,7 +125,8 @@ def test_what_a_case_lacks_is_said_and_nothing_started(bench: Bench) -> None:
     builds = ("compiler", "a compiler: none is on PATH (Debian: g++)")
     assert (ends["builds"]["lacks"], ends["builds"]["why"]) == builds
     assert ends["one"]["exit"] == 0
-    assert json.loads(bench.results.read_text().splitlines()[0]) == {"look": {"torch": "2.11.0", "gpus": 1}}
+    look = {"version": 1, "look": {"torch": "2.11.0", "gpus": 1}}
+    assert json.loads(bench.results.read_text().splitlines()[0]) == look
 
 
 def test_a_look_that_fails_leaves_its_last_words(bench: Bench) -> None:

@@ -56,6 +56,7 @@ def test_heartbeat_says_phase_step_and_pace(tmp_path: Path) -> None:
     assert metrics[0]["slot_accuracy"] == [0.5, 0.25]
     events = lines(tmp_path / "run" / "events.jsonl")
     assert [(event["event"], event["phase"]) for event in events] == [("phase", "training")]
+    assert {line["version"] for line in (*metrics, *events)} == {1}
 
 
 def test_slow_steps_have_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ class Driver:
 
     def note(self, line: dict[str, Any]) -> None:
         with open(self.plan["results"], "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({"version": 1, **line}) + "\n")
 
 
 class Tail:
