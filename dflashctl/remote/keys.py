@@ -20,6 +20,8 @@ from dflashctl.errors import DflashError, Unreachable, UsageError
 
 PASSPHRASE_VARIABLE = "DFLASHCTL_SSH_PASSPHRASE"
 
+NONE_TAKEN = "it took none of them"
+
 AGENT_TIMEOUT_S = 60.0
 """An agent may ask its person before it signs."""
 
@@ -53,7 +55,9 @@ class KeyAuthentication:
         only_files: bool = False,
         agent_socket: str | None = None,
         by_hand: str = "ssh -v",
+        bring: str = "ssh-copy-id",
     ) -> None:
+        """by_hand, bring: commands for a person, to see why a log-in fails, and to bring their key there."""
         self.user = user
         self.where = where
         self.explicit = explicit
@@ -61,6 +65,7 @@ class KeyAuthentication:
         self.only_files = only_files
         self.agent_socket = agent_socket
         self.by_hand = by_hand
+        self.bring = bring
         self.tried: list[str] = []
 
     def authenticate(self, transport: paramiko.Transport) -> list[str]:
@@ -91,15 +96,18 @@ class KeyAuthentication:
             if isinstance(error, DflashError):
                 raise
             raise Unreachable(f"log-in as {self.user} failed: {error}", where=self.where) from error
-        raise self._refused("it took none of them" if self.tried else "")
+        raise self._refused(NONE_TAKEN if self.tried else "")
 
     def _refused(self, reason: str) -> DflashError:
         offered = ", ".join(self.tried) or "no key (none found, and no agent)"
         said = f"; {reason}" if reason else ""
+        hint = f"check with: {self.by_hand}; set ssh.identity_file or ssh.user in hosts.yaml"
+        if not self.tried:
+            hint = f"make a key and bring it there: ssh-keygen -t ed25519 && {self.bring}; or {hint}"
+        elif reason == NONE_TAKEN:
+            hint = f"bring your key there: {self.bring}; or {hint}"
         return NotLetIn(
-            f"the server did not let {self.user} in; offered: {offered}{said}",
-            where=self.where,
-            next=f"check with: {self.by_hand}; set ssh.identity_file or ssh.user in hosts.yaml",
+            f"the server did not let {self.user} in; offered: {offered}{said}", where=self.where, next=hint
         )
 
     def _explicit(self, path: Path, stack: contextlib.ExitStack) -> tuple[str, paramiko.PKey]:

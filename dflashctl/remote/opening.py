@@ -14,7 +14,7 @@ import paramiko
 from dflashctl.errors import DflashError, Unreachable
 from dflashctl.remote import hostkeys
 from dflashctl.remote.dial import dial
-from dflashctl.remote.hops import Hop, Target
+from dflashctl.remote.hops import Hop, Target, address
 from dflashctl.remote.keys import KeyAuthentication
 
 AUTH_TIMEOUT_S = 60.0
@@ -107,6 +107,7 @@ def _connect(hop: Hop, target: Target) -> None:
         only_files=hop.identities_only,
         agent_socket=hop.agent_socket,
         by_hand=f"ssh -v -p {port} {hop.user}@{host}",
+        bring=f"ssh-copy-id -p {port} {hop.user}@{host}",
     )
     try:
         client.connect(
@@ -131,12 +132,29 @@ def _connect(hop: Hop, target: Target) -> None:
     hop.connection.transport = client.get_transport()
 
 
+def _no_such_name(hop: Hop, target: Target, error: socket.gaierror) -> DflashError:
+    host, where = hop.address[0], _place(hop, target)
+    if error.errno == socket.EAI_AGAIN:
+        what = f"the name {host} cannot be looked up now ({error.strerror})"
+        return Unreachable(
+            what, where=where, next="see whether this machine is online, with its VPN if it needs one"
+        )
+    what = f"the name {host} is not known ({error.strerror})"
+    if host != address(hop.name).host:
+        mend = f"correct HostName of {hop.name} in ~/.ssh/config"
+    elif hop.name != target.host:
+        mend = f"correct ProxyJump in ~/.ssh/config, or add `Host {host}` there with its HostName"
+    else:
+        mend = f"correct ssh.host in hosts.yaml, or add `Host {host}` with its HostName to ~/.ssh/config"
+    return Unreachable(what, where=where, next=mend)
+
+
 def _lost(hop: Hop, target: Target, error: BaseException) -> DflashError:
     """An error of connecting, in words."""
     host, port = hop.address
     if isinstance(error, socket.gaierror):
-        what = f"the name {host} is not known ({error.strerror})"
-    elif isinstance(error, ConnectionRefusedError):
+        return _no_such_name(hop, target, error)
+    if isinstance(error, ConnectionRefusedError):
         what = f"nothing listens on {host} port {port} (connection refused)"
     elif isinstance(error, TimeoutError):
         what = f"{host} port {port} did not answer within {target.connect_timeout_s:g} s"

@@ -344,8 +344,20 @@ def test_an_unknown_name_says_so(box: Box, monkeypatch: pytest.MonkeyPatch) -> N
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(Unreachable, match="the name no-such-box is not known"):
+    with pytest.raises(Unreachable, match="the name no-such-box is not known") as caught:
         SshConnection(box.targeted(host="no-such-box")).run(["true"], timeout_s=10)
+    mend = "correct ssh.host in hosts.yaml, or add `Host no-such-box` with its HostName to ~/.ssh/config"
+    assert caught.value.next == mend
+
+
+def test_a_machine_without_a_network_is_told_as_that(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*args: object, **options: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", offline)
+    with pytest.raises(Unreachable, match="box cannot be looked up now") as caught:
+        SshConnection(box.targeted(host="box")).run(["true"], timeout_s=10)
+    assert "online" in caught.value.next and "hosts.yaml" not in caught.value.next
 
 
 def test_a_resolver_that_hangs_ends_with_the_connect_timeout(
@@ -365,6 +377,10 @@ def test_a_wrong_key_is_told_with_what_was_offered(box: Box) -> None:
     with pytest.raises(Unreachable, match="did not let root in") as caught:
         SshConnection(box.targeted(identity_file=str(box.root / "stranger"))).run(["true"], timeout_s=10)
     assert str(box.root / "stranger") in caught.value.what
+    port = box.targeted().port
+    assert caught.value.next.startswith(
+        f"bring your key there: ssh-copy-id -p {port} root@127.0.0.1; or check"
+    )
 
 
 def test_ctrl_c_ends_at_once_and_cleanly(box: Box, until: Callable[..., Any]) -> None:

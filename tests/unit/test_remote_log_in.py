@@ -240,6 +240,10 @@ def test_no_key_at_all_says_so(house: House) -> None:
     with pytest.raises(Unreachable, match="no key") as caught:
         house.knock()
     assert caught.value.exit_code == 3
+    first = "make a key and bring it there: ssh-keygen -t ed25519 && ssh-copy-id -p "
+    assert (
+        caught.value.next.startswith(first) and "root@127.0.0.1; or check with: ssh -v" in caught.value.next
+    )
 
 
 def test_a_passphrase_comes_from_the_environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
