@@ -182,13 +182,16 @@ def _prove(request: Request, emit: Any, where: str) -> Dict[str, Any]:
     _step(emit, "compiling")
     compiled, problems = proofs.compile_tree(where, files)
     if problems:
-        what = "does not compile with %s %s:\n%s"
+        what = "does not compile with %s %s; nothing was switched:\n%s"
         text = what % (sys.executable, platform.python_version(), _shorten(problems, "\n"))
-        raise AgentError("verification", text, request["recipe"])
+        hint = "mend the file, or name a newer Python as `python:` of the host in hosts.yaml"
+        raise AgentError("verification", text, request["recipe"], hint)
     _step(emit, "proving")
     found, problems = proofs.check_expect(where, request.get("expect") or [])
     if problems:
-        raise AgentError("verification", "expect:\n" + _shorten(problems, "\n"), request["recipe"])
+        what = "the files are not what the recipe expects; nothing was switched:\n" + _shorten(problems, "\n")
+        hint = "mend the file, or `deploy.expect` of the recipe"
+        raise AgentError("verification", what, request["recipe"], hint)
     origin = None
     if request.get("entry"):
         origin = proofs.find_module(request["entry"], where, request.get("pythonpath") or "")

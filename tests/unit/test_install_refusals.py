@@ -43,6 +43,7 @@ def test_a_syntax_error_is_shown_with_its_line_and_nothing_switches(running: tup
         box.deploy()
     assert "prog/a.py:2: SyntaxError: " in caught[0].what
     assert "def broken(:" in caught[0].what
+    assert "; nothing was switched:\n" in caught[0].what and "mend the file" in caught[0].next
     unharmed(box, name)
 
 
@@ -53,6 +54,8 @@ def test_a_missing_expected_line_names_the_nearest(running: tuple[Box, str]) -> 
         box.deploy(expect=[{"file": "prog/a.py", "text": "graphs = False", "regex": None, "present": True}])
     assert "prog/a.py: no line has: graphs = False" in caught[0].what
     assert "nearest: line 2: graphs  = Falsch" in caught[0].what
+    assert caught[0].what.startswith("the files are not what the recipe expects; nothing was switched:\n")
+    assert caught[0].next == "mend the file, or `deploy.expect` of the recipe"
     unharmed(box, name)
 
 
