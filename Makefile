@@ -20,7 +20,7 @@ venv: $(VENV)/.installed  ## the virtual environment with everything in it
 
 $(VENV)/.installed: pyproject.toml constraints.txt tests/trainer/oracles/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "make: $(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	  { echo "make: $(PYTHON) does not run, or is older than 3.11; name a newer one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
 	  { echo "make: $(PYTHON) has no ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; exit 2; }
 	@echo "making $(VENV): torch, transformers and the tools; a minute or more"
