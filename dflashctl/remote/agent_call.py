@@ -80,7 +80,12 @@ def call(
     body = answer.body()
     if body is None:
         raise engine.explain(completed, where) or no_answer(
-            completed, op=op, python=python, where=place(engine, where)
+            completed,
+            op=op,
+            python=python,
+            where=place(engine, where),
+            began=answer.began,
+            by_ssh=engine.host.ssh is not None,
         )
     if body.get("ok") is True:
         result = body.get("result")
@@ -116,6 +121,9 @@ class AnswerReader:
     """Finds events and the answer in a stream that may hold anything else. Pure: feed it bytes."""
 
     def __init__(self, nonce: str, on_event: Callable[[Event], None] | None = None) -> None:
+        self.began = False
+        """The operation has said that it begins."""
+        self._start = f"DFLASH-START {nonce}".encode()
         self._event = f"DFLASH-EVENT {nonce} ".encode()
         self._answer = re.compile(rb"DFLASH-ANSWER %s (\d{1,12})\r?\n" % nonce.encode())
         self._end = re.compile(rb"\r?\nDFLASH-END %s" % nonce.encode())
@@ -143,6 +151,8 @@ class AnswerReader:
     def _line(self, line: bytes) -> None:
         if match := self._answer.search(line):
             self._length = int(match[1])
+        elif not self.began and self._start in line:
+            self.began = True
         elif (at := line.find(self._event)) >= 0 and self._on_event is not None:
             event = _object(line[at + len(self._event) :])
             if event is not None:
@@ -177,18 +187,40 @@ def to_error(error: object, *, default_where: str) -> Exception:
     return found(what, where=str(fields.get("where") or default_where), next=str(fields.get("next") or ""))
 
 
-def no_answer(completed: Completed, *, op: str, python: str, where: str) -> DflashError:
+def no_answer(
+    completed: Completed, *, op: str, python: str, where: str, began: bool, by_ssh: bool
+) -> DflashError:
     """Why a command that ended gave no answer, from what it printed; the exit code is only a hint."""
-    tail = completed.stderr[-STDERR_TAIL_BYTES:].decode("utf-8", "replace").strip()
-    said = f": {tail}" if tail else ", and nothing on stderr"
+    tail = _tail(completed.stderr)
     if completed.exit_code in (126, 127) and "Traceback" not in tail:
         return UsageError(
-            f"cannot run {python} there (exit code {completed.exit_code}){said}",
+            f"cannot run {python} there (exit code {completed.exit_code}): {tail or 'no word about why'}",
             where=where,
-            next="set `python:` of this host in hosts.yaml to the interpreter's absolute path",
+            next="Python 3.8 or newer must be there, on the PATH that ssh gives to commands"
+            if python == HOST_PYTHON
+            else "set `python:` of this host in hosts.yaml to the interpreter's absolute path",
         )
+    if began:
+        said, hint = tail, "run it again; if it stays, `dflashctl -v` logs every step"
+    else:  # a login shell like nologin, and a forced command, speak on stdout
+        said = tail or _tail(completed.stdout)
+        if said.startswith("Traceback"):  # of the loader, on a request that came maimed
+            said = said.splitlines()[-1]
+        hint = NOT_BEGUN if by_ssh else "run it again; if it stays, try `python:` of this host by hand"
     return Unreachable(
-        f"{op} ended without an answer (exit code {completed.exit_code}){said}",
+        f"{op} ended without an answer (exit code {completed.exit_code}): {said or 'not a word'}",
         where=where,
-        next="run it again; if it stays, `dflashctl -v` logs every step",
+        next=hint,
     )
+
+
+NOT_BEGUN = (
+    "it did not begin: what stands between ssh and a command took its place, or its input. A start-up file of"
+    " the login shell (~/.bashrc) that reads, exits or execs; a forced command; a shell like nologin. To see:"
+    " `ssh HOST 'echo ok; cat' </dev/null` must print ok"
+)
+"""Between sshd and the command stands a login shell, which may do anything."""
+
+
+def _tail(output: bytes) -> str:
+    return output[-STDERR_TAIL_BYTES:].decode("utf-8", "replace").strip()

@@ -14,9 +14,10 @@ import pytest
 from agent_kit import local_host
 
 from dflashctl import errors
+from dflashctl.config.hosts import Ssh
 from dflashctl.errors import ExitCode, Unreachable, UsageError
 from dflashctl.remote import agent_call
-from dflashctl.remote.agent_call import AgentBug, call
+from dflashctl.remote.agent_call import HOST_PYTHON, AgentBug, call, no_answer
 from dflashctl.remote.engine import Completed
 from dflashctl.remote.local import LocalEngine
 
@@ -143,3 +144,31 @@ def test_an_answer_counts_even_when_the_exit_code_does_not_look_like_it(tmp_path
         call(LocalEngine(local_host(tmp_path, python=str(odd))), "ping", {"echo": 1}, timeout_s=20)["echo"]
         == 1
     )
+
+
+IN_THE_WAY = [
+    ("echo 'This account is currently not available.'; exit 1", "This account is currently not available."),
+    ("exit 3", r"\(exit code 3\): not a word"),
+    (f'read eaten; exec {sys.executable} "$@"', "without an answer"),
+    (f'head -c 8 > /dev/null; exec {sys.executable} "$@"', "without an answer"),
+]
+
+
+@pytest.mark.parametrize(("script", "said"), IN_THE_WAY, ids=["nologin", "exits", "reads a line", "reads"])
+def test_what_stands_before_the_command_is_told(tmp_path: Path, script: str, said: str) -> None:
+    """A login shell or its start-up file: it took the command's place, or its input."""
+    shell = tmp_path / "python"
+    shell.write_text(f"#!/bin/sh\n{script}\n")
+    shell.chmod(0o755)
+    host = local_host(tmp_path, python=str(shell)).model_copy(update={"ssh": Ssh(host="box")})
+    with pytest.raises(Unreachable, match=said) as caught:
+        call(LocalEngine(host), "ping", {}, timeout_s=20)
+    assert "did not begin" in caught.value.next
+    assert "Traceback" not in caught.value.what
+
+
+def test_a_host_without_python_is_not_told_to_set_the_container_s() -> None:
+    bare = Completed(("python3",), 127, b"", b"bash: line 1: python3: command not found\n", 0.1)
+    error = no_answer(bare, op="ping", python=HOST_PYTHON, where="box (the host)", began=False, by_ssh=True)
+    assert isinstance(error, UsageError)
+    assert "hosts.yaml" not in error.next and "PATH" in error.next
