@@ -24,14 +24,21 @@ _ASSIGNED = re.compile(
 )
 
 
+_COMMAND = re.compile(r'ProxyCommand\(".*?"\)(?= returned)', re.DOTALL)
+"""paramiko's words for one that failed: people give passwords to sshpass there."""
+_LOGIN = re.compile(r"(://[^/\s:@]*:)[^/\s@]+(?=@)")
+
+
 def mask(text: str, environment: Mapping[str, str] | None = None) -> str:
     """Replace what looks secret: the values of the environment's secret-sounding variables, tokens with a
-    well-known beginning, and what is assigned to a secret-sounding name."""
+    well-known beginning, what is assigned to a secret-sounding name, passwords in addresses, and the text of
+    a ProxyCommand."""
     values = (os.environ if environment is None else environment).items()
     sounding = {value for name, value in values if SECRET_NAME.search(name)}
     secrets = {value for value in sounding if len(value) >= SHORTEST_SOUNDING}
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
+    text = _LOGIN.sub(lambda found: found[1] + MASK, _COMMAND.sub(f"ProxyCommand({MASK})", text))
     text = _WELL_KNOWN.sub(lambda found: found[1] + MASK, text)
     return masked(_ASSIGNED.sub(lambda found: found["name"] + MASK, text))
 

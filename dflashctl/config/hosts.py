@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dflashctl.config.names import Address, InsidePath, Name, Value, Variable
+from dflashctl.config.names import Address, InsidePath, Name, User, Value, Variable
 from dflashctl.config.problems import nearest, usage_error, validate
 from dflashctl.config.yamlfile import Document, read_document
 from dflashctl.errors import NotFound, UsageError
@@ -34,7 +34,7 @@ class Ssh(Strict):
     """How to reach the host. `host` may be a name from ~/.ssh/config: jump hosts and keys live there."""
 
     host: Address = Field(min_length=1)  # a name from ~/.ssh/config, a host name or an address
-    user: Address | None = None  # left out: as ~/.ssh/config says, else your own name
+    user: User | None = None  # left out: as ~/.ssh/config says, else your own name
     port: int | None = Field(default=None, ge=1, le=65535)  # left out: as ~/.ssh/config says, else 22
     identity_file: str | None = None  # a private key; it alone is offered then
     known_hosts: str | None = None  # left out: ~/.ssh/known_hosts

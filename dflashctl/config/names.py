@@ -63,6 +63,14 @@ def check_address(text: str) -> str:
     """What ssh connects to, and what stands in a command to try by hand."""
     if text.startswith("-") or not all(character.isprintable() and character != " " for character in text):
         raise ValueError(f"{text!r} is no name or address: no blanks, and no '-' in front")
+    check_user(text.removeprefix("ssh://").rpartition("@")[0])
+    return text
+
+
+def check_user(text: str) -> str:
+    """A user's name; the words of the refusal do not repeat a password."""
+    if ":" in text:
+        raise ValueError("holds a password after ':'; take it out: dflashctl logs in with keys and an agent")
     return text
 
 
@@ -70,4 +78,5 @@ Name = Annotated[str, AfterValidator(check_name)]
 Variable = Annotated[str, AfterValidator(check_variable)]
 Value = Annotated[str, AfterValidator(check_value)]
 Address = Annotated[str, AfterValidator(check_address)]
+User = Annotated[str, AfterValidator(check_address), AfterValidator(check_user)]
 InsidePath = Annotated[str, AfterValidator(check_inside_path)]

@@ -162,6 +162,9 @@ def _lost(hop: Hop, target: Target, error: BaseException) -> DflashError:
         what = f"{host} port {port}: {error.strerror}"
     elif "banner" in str(error) or "No existing session" in str(error):
         what = f"{host} port {port} takes connections, but does not answer as an ssh server does"
+    elif isinstance(error, paramiko.ProxyCommandFailure):  # its words are not told: they may hold a password
+        what = f"the ProxyCommand of {hop.name} in ~/.ssh/config ended before ssh was set up ({error.error})"
+        return Unreachable(what, where=target.label, next=f"check with: ssh {hop.name} true")
     else:
         what = f"{host} port {port}: ssh could not be set up ({error or type(error).__name__})"
     user = f"{hop.user}@" if hop.user else ""

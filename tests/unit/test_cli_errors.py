@@ -133,6 +133,8 @@ def test_secrets_do_not_reach_the_log(verb: Any, log: Path, monkeypatch: pytest.
         ("step 12 tokens/s 49152", "step 12 tokens/s 49152"),
         ("tokens: 12", "tokens: 12"),
         ("value abc", "value abc"),
+        ("to https://ann:hunter2@example.org/x now", "to https://ann:***@example.org/x now"),
+        ('ProxyCommand("sshpass -p hunter2 ssh j") returned nonzero', "ProxyCommand(***) returned nonzero"),
     ],
 )
 def test_masking(text: str, expected: str) -> None:

@@ -350,6 +350,19 @@ def test_reading_hosts_needs_neither_ssh_nor_torch() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("host", "root:hunter2@box"), ("host", "ssh://root:hunter2@box:22"), ("user", "root:hunter2")],
+)
+def test_a_password_in_an_address_is_refused_and_not_repeated(tmp_path: Path, key: str, value: str) -> None:
+    """It stood in every hint: check with: ssh root:hunter2@box true."""
+    ssh = "".join(
+        f"      {name}: '{each}'\n" for name, each in ({"host": "2001:db8::1"} | {key: value}).items()
+    )
+    said = refused(tmp_path, "version: 1\nhosts:\n  a:\n    engine: ssh\n    ssh:\n" + ssh)
+    assert f"hosts.a.ssh.{key}: holds a password" in said and "hunter2" not in said
+
+
 @pytest.mark.parametrize("key", ["host", "user"])
 @pytest.mark.parametrize("value", ["-oProxyCommand=x", "a b", "a\\nb", "a\\u202eb"])
 def test_an_address_stands_in_commands_and_messages_as_it_is(tmp_path: Path, key: str, value: str) -> None:
