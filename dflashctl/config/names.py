@@ -70,7 +70,7 @@ def check_address(text: str) -> str:
 def check_user(text: str) -> str:
     """A user's name; the words of the refusal do not repeat a password."""
     if ":" in text:
-        raise ValueError("holds a password after ':'; take it out: dflashctl logs in with keys and an agent")
+        raise ValueError("holds a password after ':'; take it out: keys and an agent are what logs in")
     return text
 
 
