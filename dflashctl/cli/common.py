@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dflashctl.cli import offered
 from dflashctl.render import hints
 
 
@@ -50,13 +51,23 @@ def load_meanwhile(*modules: str) -> None:
 HostOption = Annotated[
     str | None,
     typer.Option(
-        "--host", "-H", help="Host of hosts.yaml; several as a,b.", show_default=False, callback=hints.named
+        "--host",
+        "-H",
+        help="Host of hosts.yaml; several as a,b.",
+        show_default=False,
+        callback=hints.named,
+        autocompletion=offered.hosts,
     ),
 ]
 RecipeOption = Annotated[
     str | None,
     typer.Option(
-        "--recipe", "-r", help="Recipe's name or file.", show_default=False, callback=hints.named_recipe
+        "--recipe",
+        "-r",
+        help="Recipe's name or file.",
+        show_default=False,
+        callback=hints.named_recipe,
+        autocompletion=offered.recipes,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]

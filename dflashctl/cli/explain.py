@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
+from dflashctl.cli import offered
 from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
 
 app = typer.Typer()
 SCAN_S = 30.0
 """A log of several gigabytes is searched whole."""
 
-TagArgument = Annotated[str, typer.Argument(help="A run's tag or id.")]
+TagArgument = Annotated[str, typer.Argument(help="A run's tag or id.", autocompletion=offered.tags)]
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflashctl.cli import offered
 from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, VerboseOption
 
 if TYPE_CHECKING:
@@ -18,7 +19,11 @@ app = typer.Typer()
 
 TagArgument = Annotated[
     str | None,
-    typer.Argument(help="Tag or id of the run; the only live one if left out.", show_default=False),
+    typer.Argument(
+        help="Tag or id of the run; the only live one if left out.",
+        show_default=False,
+        autocompletion=offered.tags,
+    ),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Every live run of the host.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="A note for the record.", show_default=False)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflashctl.cli import offered
 from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, RecipeOption, VerboseOption
 
 if TYPE_CHECKING:
@@ -28,7 +29,13 @@ LOOK_EVERY_S = 5.0
 """With --wait-idle."""
 
 TagOption = Annotated[
-    str, typer.Option("--tag", "-t", help="Names the experiment; the recipe's variant of that name applies.")
+    str,
+    typer.Option(
+        "--tag",
+        "-t",
+        help="Names the experiment; the recipe's variant of that name applies.",
+        autocompletion=offered.variants,
+    ),
 ]
 GpusOption = Annotated[
     str | None,

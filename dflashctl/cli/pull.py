@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from dflashctl.cli import offered
 from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
 
 app = typer.Typer()
-TagArgument = Annotated[str, typer.Argument(help="A run's tag or id.")]
+TagArgument = Annotated[str, typer.Argument(help="A run's tag or id.", autocompletion=offered.tags)]
 WhatOption = Annotated[str, typer.Option("--what", help="checkpoints, metrics or log.")]
 ToOption = Annotated[
     Path | None, typer.Option("--to", help="Folder (pulled/TAG/ID/WHAT).", show_default=False)

@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
+from dflashctl.cli import offered
 from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
 
 app = typer.Typer()
 
-NameArgument = Annotated[str, typer.Argument(help="A tag (its newest run), or a run's id or its end.")]
+NameArgument = Annotated[
+    str, typer.Argument(help="A tag (its newest run), or a run's id or its end.", autocompletion=offered.tags)
+]
 
 
 @app.command()

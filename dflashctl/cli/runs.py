@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dflashctl.cli import offered
 from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, VerboseOption
 
 if TYPE_CHECKING:
@@ -21,11 +22,18 @@ LimitOption = Annotated[int, typer.Option("--limit", "-n", help="The newest N ru
 TagOption = Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.")]
 RecipeOption = Annotated[str | None, typer.Option("--recipe", "-r", help="Only runs of this recipe.")]
 StateOption = Annotated[str | None, typer.Option("--state", help="Only runs in this state: failed, …")]
-NameArgument = Annotated[str | None, typer.Argument(help="A tag (its newest run), or a run's id or its end.")]
+NameArgument = Annotated[
+    str | None,
+    typer.Argument(help="A tag (its newest run), or a run's id or its end.", autocompletion=offered.tags),
+]
 CodeOption = Annotated[bool, typer.Option("--code", help="The files of its release, with their sha256.")]
-LeftArgument = Annotated[str, typer.Argument(help="A tag (its newest run), or a run's id or its end.")]
-RightArgument = Annotated[str, typer.Argument(help="The other one.")]
-NoteNameArgument = Annotated[str, typer.Argument(help="A tag (its newest run), or a run's id or its end.")]
+LeftArgument = Annotated[
+    str, typer.Argument(help="A tag (its newest run), or a run's id or its end.", autocompletion=offered.tags)
+]
+RightArgument = Annotated[str, typer.Argument(help="The other one.", autocompletion=offered.tags)]
+NoteNameArgument = Annotated[
+    str, typer.Argument(help="A tag (its newest run), or a run's id or its end.", autocompletion=offered.tags)
+]
 TextArgument = Annotated[str, typer.Argument(help="What was learnt.")]
 KeepOption = Annotated[int, typer.Option("--keep", help="The newest N runs stay.", min=1)]
 OlderOption = Annotated[

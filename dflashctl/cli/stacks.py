@@ -6,11 +6,17 @@ from typing import Annotated
 
 import typer
 
+from dflashctl.cli import offered
 from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
 
 app = typer.Typer()
 TagArgument = Annotated[
-    str | None, typer.Argument(help="A run's tag or id; without it the only live run.", show_default=False)
+    str | None,
+    typer.Argument(
+        help="A run's tag or id; without it the only live run.",
+        show_default=False,
+        autocompletion=offered.tags,
+    ),
 ]
 AgainOption = Annotated[float, typer.Option("--again", help="Seconds between the looks.", min=0.1, max=60)]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dflashctl.cli import offered
 from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 app = typer.Typer()
 SCHEMA = "dflashctl.status/1"
 
-TagArgument = Annotated[str | None, typer.Argument(help="A run's tag or id; without it all runs of today.")]
+TagArgument = Annotated[
+    str | None,
+    typer.Argument(help="A run's tag or id; without it all runs of today.", autocompletion=offered.tags),
+]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Look again and again until the runs end.")]
 CheckOption = Annotated[
     bool, typer.Option("--check", help="Exit with 7 when a run failed, is wedged or lost.")

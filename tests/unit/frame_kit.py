@@ -44,6 +44,5 @@ def command(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
         check=False,
-        cwd=ROOT,
-        **options,
+        **{"cwd": ROOT, **options},
     )

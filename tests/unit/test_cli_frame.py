@@ -229,6 +229,53 @@ def test_completion_knows_verbs_and_their_options() -> None:
     assert "--replace" in complete("dflashctl host trust --re")
 
 
+def test_completion_knows_hosts_recipes_variants_and_tags(tmp_path: Path) -> None:
+    """From files of this machine alone; a broken one offers nothing, and says nothing."""
+    from dflashctl.config import load_hosts
+    from dflashctl.runs import lastseen
+
+    (tmp_path / "hosts.yaml").write_text(
+        "version: 1\ndefaults: {host: near, recipe: warm}\n"
+        "hosts: {near: {engine: local}, ct200: {engine: local}, ct201: {engine: local}}\n"
+    )
+    (tmp_path / "recipes").mkdir()
+    for name in ("warm", "other"):
+        (tmp_path / "recipes" / f"{name}.yaml").write_text(
+            f"version: 1\nname: {name}\nlaunch: {{command: [x]}}\n"
+            f"variants: {{{name}tls: {{observe: {{}}}}}}\n"
+        )
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "s")}
+    env.pop("DFLASHCTL_HOSTS", None)
+    for host, tag in (("near", "localtls"), ("ct200", "bare")):
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+                patch.setenv(name, env[name])
+            seen = lastseen.Seen("20260101T000000000-aaaaaa", tag, "running", 1, (), 1.0)
+            lastseen.store(load_hosts(tmp_path).host(host), [seen])
+
+    def offered(line: str) -> list[str]:
+        words = {
+            "_DFLASHCTL_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(line.count(" ")),
+        }
+        path = {"PYTHONPATH": str(ROOT)}
+        done = command(env={**env, **words, **path}, cwd=tmp_path)
+        assert done.stderr == "", (line, done.stderr)
+        return done.stdout.split()
+
+    assert offered("dflashctl status -H ") == ["ct200", "ct201", "near"]
+    assert offered("dflashctl status -H near,ct2") == ["near,ct200", "near,ct201"]
+    assert offered("dflashctl deploy -r ") == ["other", "warm"]
+    assert offered("dflashctl launch --tag ") == ["warmtls"]
+    assert offered("dflashctl launch -r other --tag ") == ["othertls"]
+    for verb in ("kill", "logs", "status", "stacks", "explain", "pull", "report", "notify", "runs show"):
+        assert offered(f"dflashctl {verb} ") == ["localtls"], verb
+    assert offered("dflashctl kill -H ct200 b") == ["bare"]
+    (tmp_path / "hosts.yaml").write_text("version: [")
+    assert offered("dflashctl status -H ") == [] == offered("dflashctl kill ")
+
+
 def test_verbose_shows_steps_escaped_on_stderr(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
     import logging
 
