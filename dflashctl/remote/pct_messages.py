@@ -26,9 +26,11 @@ _NO_COMMAND = re.compile(
 )
 """A shell's word, in whatever language: `bash: Zeile 1: pct: Kommando nicht gefunden.`"""
 _NO_CLUSTER = re.compile(
-    r"^(?:ipcc_send_rec\[\d+\] failed|Unable to load access control list): .*$", re.MULTILINE
+    r"^(?:ipcc_send_rec\[\d+\] failed|Unable to load access control list): (?P<why>.*)$", re.MULTILINE
 )
-"""Proxmox's file system /etc/pve is not mounted, or its daemon is down."""
+"""The daemon of Proxmox's file system /etc/pve does not answer: it is down, or it answers root alone. Every
+`pct` asks it first, before it looks who runs it."""
+_NO_DAEMON = ("Connection refused", "No such file or directory", "Transport endpoint is not connected")
 
 _NOT_ROOT = re.compile(r"please run as root")
 _SUDO = re.compile(r"^sudo: (?P<why>.*)$", re.MULTILINE)
@@ -60,6 +62,13 @@ def classify(
             f"container {container} is not running", where=where, next=starting(engine, container)
         )
     if found := _NO_CLUSTER.search(stderr):  # before the next: without /etc/pve no container has a file
+        if not sudo and found["why"].strip() not in _NO_DAEMON:
+            return UsageError(
+                f"Proxmox does not answer pct: {found[0].strip()}",
+                where=where,
+                next="it answers root alone: set ssh.user: root, or ssh.sudo: true in hosts.yaml; if that is"
+                " root already, on the host: systemctl status pve-cluster",
+            )
         return Unreachable(
             f"the host cannot read its configuration of containers: {found[0].strip()}",
             where=where,

@@ -25,6 +25,8 @@ NO_CLUSTER = (
     "ipcc_send_rec[1] failed: Connection refused\nipcc_send_rec[2] failed: Connection refused\n"
     "Unable to load access control list: Connection refused\n"
 )
+NOT_FOR_YOU = NO_CLUSTER.replace("Connection refused", "Unknown error -1")
+"""What a user other than root meets on a node: the question whether it is root comes later."""
 LOCKED = "trying to acquire lock...\ncan't lock file '/run/lock/lxc/pve-config-200.lock' - got timeout\n"
 
 TABLE = [
@@ -39,6 +41,8 @@ TABLE = [
     (NO_CONFIG, NotFound, "no container 999 on node pve1"),
     (NO_CLUSTER, Unreachable, "pve-cluster"),
     (NO_CLUSTER.splitlines()[0] + "\n" + NO_CONFIG, Unreachable, "ipcc_send_rec[1] failed"),
+    (NOT_FOR_YOU, UsageError, "ssh.sudo: true"),
+    (NOT_FOR_YOU.replace("Unknown error -1", "Is a directory"), UsageError, "ssh.user: root"),
     (LOCKED, Locked, "pve-config-200.lock"),
     ("CT is locked (backup)\n", Locked, "backup"),
     ("please run as root\n", UsageError, "root"),
@@ -116,6 +120,11 @@ def test_a_user_without_root_is_told_about_the_sudo_setting() -> None:
         error = classify(text, container=200, where="ct200")
         assert error is not None
         assert "ssh.sudo: true" in error.next
+
+
+def test_under_sudo_it_is_the_cluster_file_system_that_fails() -> None:
+    error = classify(NOT_FOR_YOU, container=200, where="ct200", sudo=True)
+    assert type(error) is Unreachable and "pve-cluster" in error.next and "sudo" not in error.next
 
 
 def test_only_a_lock_timeout_is_worth_another_try() -> None:
