@@ -157,10 +157,11 @@ class HostsFile:
         if entry is None:
             close = nearest(wanted, self.names)
             hint = f"did you mean '{close}'? " if close else ""
+            elsewhere = "" if self.path else f"{NO_HOSTS_FILE}; "
             raise NotFound(
                 f"no host named {wanted!r}",
                 where=str(self.path or "built-in hosts"),
-                next=f"{hint}known hosts: {', '.join(self.names)}",
+                next=f"{elsewhere}{hint}known hosts: {', '.join(self.names)}",
             )
         return complete(wanted, entry)
 
@@ -219,6 +220,9 @@ def _local_base() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_state_dir("dflashctl")).absolute() / "local"
+
+
+NO_HOSTS_FILE = "no hosts.yaml is here or above: go to the folder where yours lies, or set DFLASHCTL_HOSTS"
 
 
 def load_hosts(start: Path | None = None) -> HostsFile:

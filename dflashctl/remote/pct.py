@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dflashctl.config.hosts import Host
+from dflashctl.config.hosts import NO_HOSTS_FILE, Host, find_hosts
 from dflashctl.errors import ContainerDown, DflashError, NotFound, Unreachable, UsageError, VerificationFailed
 from dflashctl.remote import pct_messages, transfer
 from dflashctl.remote.channel import CallTimeout, Finished
@@ -262,7 +262,14 @@ def lab_target(host: Host) -> Target:
     """The lab's own ssh server, with the lab's key and pinned host key, whatever ~/.ssh/config says."""
     from dflashctl.lab.state import load_endpoint
 
-    endpoint = load_endpoint()
+    try:
+        endpoint = load_endpoint()
+    except Unreachable as error:
+        if find_hosts(Path.cwd()) is not None:
+            raise
+        # Who has machines of their own did not mean the lab: they are in another folder.
+        hint = f"{error.next}; for a machine of yours: {NO_HOSTS_FILE}"
+        raise Unreachable(error.what, where=error.where, next=hint) from None
     return Target(
         label=host.name,
         host=endpoint.host,

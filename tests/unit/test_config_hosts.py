@@ -114,6 +114,32 @@ def test_the_configuration_folder_comes_last(tmp_path: Path) -> None:
     assert load_hosts(tmp_path / "work").path == configured
 
 
+def test_who_is_in_another_folder_than_their_hosts_yaml_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dflashctl status` from home said that the lab is not up, to someone who never had a lab."""
+    from dflashctl.errors import Unreachable
+    from dflashctl.remote.pct import lab_target
+
+    elsewhere, project = tmp_path / "elsewhere", tmp_path / "project"
+    for folder in (elsewhere, project):
+        folder.mkdir()
+    (project / "hosts.yaml").write_text("version: 1\nhosts: {lab: {engine: lab}}\n")
+    monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(tmp_path / "no-lab"))
+    monkeypatch.chdir(elsewhere)
+    told = "no hosts.yaml is here or above: go to the folder where yours lies, or set DFLASHCTL_HOSTS"
+    with pytest.raises(NotFound) as caught:
+        load_hosts().host("ct200")
+    assert caught.value.next == f"{told}; known hosts: lab"
+    with pytest.raises(Unreachable, match="the lab is not up") as down:
+        lab_target(load_hosts().host())
+    assert down.value.next == f"dflashctl lab up; for a machine of yours: {told}"
+    monkeypatch.chdir(project)
+    with pytest.raises(Unreachable, match="the lab is not up") as down:
+        lab_target(load_hosts().host())
+    assert down.value.next == "dflashctl lab up"
+
+
 def test_without_any_file_there_is_the_lab(tmp_path: Path) -> None:
     hosts = load_hosts(tmp_path)
     assert hosts.path is None
