@@ -272,10 +272,13 @@ def folder_of(state_dir: str, run_id: str) -> RunFolder:
 
 
 def list_runs(state_dir: str) -> List[RunFolder]:
-    """All run folders, newest first; folders with another kind of name are nobody's."""
+    """All run folders, newest first; folders with another kind of name are nobody's.
+
+    Raises OSError where they cannot be looked at: that is another answer than that there are none.
+    """
     try:
         names = os.listdir(runs_folder(state_dir))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return [folder_of(state_dir, name) for name in sorted(names, reverse=True) if ID_PATTERN.fullmatch(name)]
 

@@ -12,7 +12,7 @@ HINTS = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there, or raise the quota",
     errno.EROFS: "that file system is read-only",
-    errno.EACCES: "look at its owner: an unprivileged container cannot write what an unmapped uid owns",
+    errno.EACCES: "look at its owner: an unprivileged container may not touch what an unmapped uid owns",
     errno.EPERM: "look at its owner: it is another user's",
     errno.EIO: "the disk or its mount is failing: look at dmesg on the host",
     errno.ESTALE: "its network file system went away and came back: mount it anew",

@@ -158,6 +158,19 @@ def test_a_full_disk_switches_nothing(bed: Bed, project: Project) -> None:
     project.ok("deploy")
 
 
+@pytest.mark.parametrize("verb", [["status"], ["runs"], ["kill", "t"], ["logs", "t"], ["deploy"]])
+def test_runs_that_nobody_inside_may_look_at(bed: Bed, project: Project, verb: list[str]) -> None:
+    """The folder belongs to a user of the host: root inside is not root to it."""
+    bed.inside("main", ["mkdir", "-p", "/workspace/.dflashctl/runs"])
+    state = bed.layout.rootfs(bed.ids["main"]) / "workspace/.dflashctl"
+    bed.on_host(["sh", "-c", 'chown -R 0:0 "$1" && chmod -R go= "$1"', "sh", str(state)])
+    try:
+        said = refused(project, VERIFICATION, *verb)
+    finally:
+        bed.on_host(["rm", "-rf", str(state)])
+    assert "/workspace/.dflashctl/runs" in said and "ermission denied" in said and "unmapped uid" in said
+
+
 GPU_TROUBLE: list[tuple[str, Any]] = [
     ("hang", {"mode": "hang"}),
     ("lost access", {"mode": "unknown"}),

@@ -172,3 +172,10 @@ def test_a_host_without_python_is_not_told_to_set_the_container_s() -> None:
     error = no_answer(bare, op="ping", python=HOST_PYTHON, where="box (the host)", began=False, by_ssh=True)
     assert isinstance(error, UsageError)
     assert "hosts.yaml" not in error.next and "PATH" in error.next
+
+
+def test_a_container_that_cannot_be_entered_is_no_matter_of_the_login_shell() -> None:
+    said = b"lxc-attach: 200: ../src/lxc/lxclock.c: lxclock: 190 Read-only file system\n"
+    done = Completed(("python3",), 1, b"", said, 0.1)
+    error = no_answer(done, op="ping", python="/v/python", where="ct200", began=False, by_ssh=True)
+    assert "Read-only" in error.what and "shell" not in error.next

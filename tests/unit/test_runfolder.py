@@ -195,6 +195,14 @@ def test_runs_are_listed_newest_first_and_others_are_nobodys(tmp_path: Path) -> 
     assert runfolder.list_runs(str(tmp_path / "nowhere")) == []
 
 
+def test_runs_that_cannot_be_looked_at_are_not_no_runs(tmp_path: Path) -> None:
+    """Another user's folder, a mount that fails: `status` said that nothing was running."""
+    assert runfolder.list_runs(str(tmp_path)) == []
+    (tmp_path / "runs").symlink_to("runs")  # an error that root meets, too
+    with pytest.raises(OSError, match="runs"):
+        runfolder.list_runs(str(tmp_path))
+
+
 def test_an_ended_run_is_finished_whatever_pids_say(tmp_path: Path) -> None:
     run = folder(tmp_path)
     started(run)
