@@ -110,6 +110,24 @@ def test_alone_it_ends_as_its_program_does(bench: Bench, program: str, code: int
     assert bench.run(bench.case("snippet", program), alone=True).returncode == code
 
 
+@pytest.mark.parametrize(("program", "deadline_s"), [("pass", LONG_S), ("import time; time.sleep(60)", 0.5)])
+def test_no_session_is_signalled_by_a_number_that_may_be_another_s(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, program: str, deadline_s: float
+) -> None:
+    """Its number is a child's own until the child is reaped; the session was killed after that."""
+    signalled, kill = [], os.killpg
+
+    def killpg(group: int, number: int) -> None:
+        os.waitid(os.P_PID, group, os.WEXITED | os.WNOWAIT | os.WNOHANG)  # ChildProcessError: it was reaped
+        signalled.append(group)
+        kill(group, number)
+
+    monkeypatch.setattr(driver_module.os, "killpg", killpg)
+    plan = {"answers": str(bench.root), "results": str(bench.results)}
+    ended = driver_module.Driver(plan).one(bench.case("a", program, deadline_s))
+    assert signalled and not ended["unkillable"] and ended["timed_out"] == (deadline_s < LONG_S)
+
+
 def test_what_a_case_lacks_is_said_and_nothing_started(bench: Bench) -> None:
     (bench.root / "seen.py").write_text(ANSWER.replace("{'ok': True}", "{'torch': '2.11.0', 'gpus': 1}"))
     done = bench.run(

@@ -27,6 +27,7 @@ from typing import Any
 LOOK_S = 120.0
 STACKS_S = 5.0
 KILL_S = 10.0
+LOOK_EVERY_S = 0.02
 TAIL_BYTES = 6000
 DEADLINE_CODE = 124
 
@@ -89,10 +90,11 @@ class Driver:
         tail = Tail(self.child)
         timed_out = self.wait(self.child, case["deadline_s"])
         seconds = time.monotonic() - began
-        unkillable = self.child.returncode is None
-        with contextlib.suppress(OSError):
-            os.killpg(self.child.pid, signal.SIGKILL)  # what it has started
-        code = self.child.returncode
+        unkillable = not over(self.child, 0)
+        self.kill_session(
+            signal.SIGKILL
+        )  # what it has started; before it is reaped, for its number is its own
+        code = None if unkillable else self.child.wait()
         return {
             "exit": code if code is not None and code >= 0 else None,
             "signal": -code if code is not None and code < 0 and not timed_out else None,
@@ -104,33 +106,40 @@ class Driver:
         }
 
     def wait(self, child: subprocess.Popen[bytes], deadline_s: float) -> bool:
-        """True when the deadline was over. A child that even SIGKILL does not end keeps returncode None."""
-        try:
-            child.wait(deadline_s)
+        """True when the deadline was over. Reaps nobody."""
+        if over(child, deadline_s):
             return False
-        except subprocess.TimeoutExpired:
-            print(f"\nprobe: not done within {deadline_s:g} s; its stacks:", flush=True)
-        for number, patience_s in ((signal.SIGABRT, STACKS_S), (signal.SIGKILL, KILL_S)):
-            with contextlib.suppress(OSError):
-                (child.send_signal if number == signal.SIGABRT else self.kill_session)(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(patience_s)
-                break
+        print(f"\nprobe: not done within {deadline_s:g} s; its stacks:", flush=True)
+        os.kill(child.pid, signal.SIGABRT)
+        if not over(child, STACKS_S):
+            self.kill_session(signal.SIGKILL)
+            over(child, KILL_S)
         return True
 
     def kill_session(self, number: int) -> None:
+        """Of a child that is not reaped: another process may have its number afterwards."""
         assert self.child is not None
-        os.killpg(self.child.pid, number)
+        with contextlib.suppress(OSError):
+            os.killpg(self.child.pid, number)
 
     def pass_on(self, number: int, frame: object) -> None:
         self.ended_by = number
         if self.child is not None and self.child.returncode is None:
-            with contextlib.suppress(OSError):
-                os.killpg(self.child.pid, number)
+            self.kill_session(number)
 
     def note(self, line: dict[str, Any]) -> None:
         with open(self.plan["results"], "a", encoding="utf-8") as file:
             file.write(json.dumps({"version": 1, **line}) + "\n")
+
+
+def over(child: subprocess.Popen[bytes], within_s: float) -> bool:
+    """Whether it ends in that time. Does not reap it; one that even SIGKILL does not end is not over."""
+    end = time.monotonic() + within_s
+    while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() >= end:
+            return False
+        time.sleep(LOOK_EVERY_S)
+    return True
 
 
 class Tail:
