@@ -148,9 +148,10 @@ def choose(code_root: str, wanted: Optional[str]) -> str:
         before = release.previous_release(code_root)
         if before is None or before not in there:
             what = "there is no release before the current one" if before is None else "release %s is gone"
-            raise AgentError(
-                "not_found", what % before[:8] if before else what, code_root, "name one of: " + shown
-            )
+            current = release.current_release(code_root)
+            others = [name[:8] for name in release.newest_first(code_root) if name != current]
+            hint = "name one of: " + ", ".join(others) if others else "nothing else is there: deploy another"
+            raise AgentError("not_found", what % before[:8] if before else what, code_root, hint)
         return before
     hits = [name for name in there if name.startswith(wanted)] if wanted else []
     if len(hits) != 1:

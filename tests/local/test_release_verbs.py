@@ -71,7 +71,8 @@ def test_rollback_says_what_there_is(place: Place) -> None:
     only = place.deploy().proof["release"]
     done = place.command("rollback")
     assert done.returncode == 6
-    assert "there is no release before the current one" in done.stderr and only[:8] in done.stderr
+    assert "there is no release before the current one" in done.stderr
+    assert "next: nothing else is there: deploy another\n" in done.stderr and only[:8] not in done.stderr
     done = place.command("rollback", "0000")
     assert (done.returncode, "no release starts with '0000'" in done.stderr) == (6, True)
     done = place.command("rollback", "../../etc")
