@@ -123,14 +123,16 @@ def _any(box: Box, count: int, allow_busy: bool) -> tuple[Gpu, ...]:
     if len(usable) < count:
         reasons = [f"{count} wanted, {len(idle)} of {len(box.gpus)} idle"]
         reasons += [f"GPU {gpu.index}: {gpu.busy}" for gpu in box.gpus if gpu.busy]
-        raise _refusal(reasons, allow_busy)
+        meant = any(gpu.index == count for gpu in idle)
+        raise _refusal(reasons, allow_busy, f"GPU {count} alone is --gpus {count}," if meant else "")
     return tuple(sorted(usable[:count], key=lambda gpu: gpu.index))
 
 
-def _refusal(reasons: list[str], allow_busy: bool) -> GpusBusy:
+def _refusal(reasons: list[str], allow_busy: bool, meant: str = "") -> GpusBusy:
+    """meant: what the person may have meant instead."""
     hint = (
         "dflashctl gpu"
         if allow_busy
         else "wait or kill what holds them, choose others with --gpus, or --allow-busy"
     )
-    return GpusBusy("\n  ".join(reasons), next=hint)
+    return GpusBusy("\n  ".join(reasons), next=f"{hint}; {meant}" if meant else hint)

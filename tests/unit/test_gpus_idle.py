@@ -212,6 +212,15 @@ def test_a_count_takes_the_first_idle_ones() -> None:
     with pytest.raises(GpusBusy, match=r"8 wanted, 7 of 8 idle\n  GPU 3: 500 MiB in use") as error:
         chosen(answer(ORPHAN), "8")
     assert error.value.exit_code == 5
+    assert "alone" not in error.value.next
+
+
+def test_a_count_that_may_be_meant_for_a_number_is_told_how_to_write_it() -> None:
+    two = answer(reading(*(row(index, "500" if index < 2 else "0") for index in range(8))))
+    with pytest.raises(GpusBusy, match="7 wanted, 6 of 8 idle") as error:
+        chosen(two, "7")
+    assert error.value.next.endswith("or --allow-busy; GPU 7 alone is --gpus 7,")
+    assert chosen(two, "7,") == [7]
 
 
 def test_names_are_taken_in_their_order_or_refused() -> None:
@@ -293,6 +302,18 @@ def test_the_table_has_a_row_for_each_gpu() -> None:
     ]
     assert rows[1] == ["1", "NVIDIA H200", "0 / 143,771 MiB", "0 %", "30 C", "-", "-", "idle"]
     assert rows[2][2] == "?" and rows[2][-1] == "memory.used reads [Unknown Error]"
+
+
+def test_a_hundred_holders_are_counted_not_listed() -> None:
+    gpu = judge(
+        answer(reading(row(0)), apps=reading(*(f"{9000 + n}, 1, GPU-0, x" for n in range(100))))
+    ).gpus[0]
+    assert gpu.busy.endswith("pid 9007: x; 92 more")
+    assert show.holder_cell(gpu).splitlines()[-2:] == [
+        "unknown process, pid 9007: x",
+        "92 more: --json names all",
+    ]
+    assert len(show.gpu_json(gpu)["holders"]) == 100
 
 
 def test_hostile_names_do_not_reach_the_terminal() -> None:
