@@ -75,6 +75,8 @@ def plan_deploy(snapshot: Snapshot, facts: dict[str, Any], local: LocalCompile) 
     known = {row["release"] for row in facts["releases"]}
     exists = release in known  # then the interpreter inside has judged it
     warnings = [] if exists else _judge_compile(local, str(facts["python_version"]))
+    if snapshot.git_problem:
+        warnings.append(f"no commit is recorded with this release: {snapshot.git_problem}")
     have = set(facts["have"])
     contents = [file for file in snapshot.files if file.mode in (FILE, PROGRAM)]
     send = tuple(file for file in contents if file.sha256 not in have)

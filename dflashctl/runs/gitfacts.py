@@ -47,17 +47,35 @@ def read_git(root: Path) -> GitFacts | None:
     )
 
 
-def _git(root: Path, *words: str) -> bytes | None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    env |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+def why_silent(root: Path) -> str:
+    """Why git tells nothing of a folder in a repository, in its own words; "" outside of one, and where it
+    only has no commit yet."""
+    if not any((folder / ".git").exists() for folder in (root, *root.parents)):
+        return ""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *words],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-        )
+        done = _run(root, "rev-parse", "--git-dir")
+    except FileNotFoundError:
+        return "git is not installed"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"git does not answer: {error}"
+    said = done.stderr.decode("utf-8", "replace").strip()
+    return "" if done.returncode == 0 else said.partition("\n")[0] or f"git exits with {done.returncode}"
+
+
+def _git(root: Path, *words: str) -> bytes | None:
+    try:
+        done = _run(root, *words)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def _run(root: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return subprocess.run(
+        ["git", "-C", str(root), *words],
+        env=env | {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+    )

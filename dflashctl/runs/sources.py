@@ -21,7 +21,7 @@ from dflashctl.agent.release import (
 )
 from dflashctl.config.recipe import Deploy
 from dflashctl.errors import UsageError, VerificationFailed
-from dflashctl.runs.gitfacts import GitFacts, read_git
+from dflashctl.runs.gitfacts import GitFacts, read_git, why_silent
 from dflashctl.runs.globs import matches, names_literally, secret_reason, unfit_name
 from dflashctl.runs.walk import Walk, changed_while_read
 
@@ -61,6 +61,8 @@ class Snapshot:
     root: Path
     files: tuple[SourceFile, ...]
     git: GitFacts | None
+    git_problem: str = ""
+    """Why git told nothing, though there is a repository."""
 
     @property
     def release(self) -> str:
@@ -94,7 +96,8 @@ def take_snapshot(deploy: Deploy, project_root: Path) -> Snapshot:
     git = read_git(root)
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return Snapshot(root, _read_all(deploy, root, git), git)
+            silent = why_silent(root) if git is None else ""
+            return Snapshot(root, _read_all(deploy, root, git), git, silent)
         except VerificationFailed:
             if attempt == ATTEMPTS:
                 raise

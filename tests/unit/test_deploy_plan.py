@@ -147,3 +147,10 @@ def test_code_is_refused_where_python_would_refuse_to_run_it(
     problem = compile_source(source, "a.py")
     assert (problem is None) == (ran.returncode == 0) == (line is None)
     assert problem is None or problem.startswith(f"a.py:{line}: SyntaxError: Non-UTF-8 code")
+
+
+def test_a_release_without_its_commit_is_said() -> None:
+    silent = Snapshot(Path("/nowhere"), FILES, None, "git is not installed")
+    made = plan_deploy(silent, facts(), GOOD)
+    assert made.warnings == ("no commit is recorded with this release: git is not installed",)
+    assert plan().warnings == ()

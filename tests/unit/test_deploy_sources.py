@@ -48,6 +48,25 @@ def refused(root: Path, *include: str) -> str:
     return str(caught.value)
 
 
+# --- git that tells nothing ---------------------------------------------------------------------------------
+
+
+def test_why_git_tells_nothing_is_known_where_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No repository, and one without a commit, are no trouble; one of another user, or no git, is."""
+    outside, inside = tree(tmp_path / "outside", a_py="1"), tree(tmp_path / "inside", sub__a_py="1")
+    assert take_snapshot(Deploy(include=["**"]), outside).git_problem == ""
+    subprocess.run(["git", "init", "-q", str(inside)], check=True)
+    assert take_snapshot(Deploy(include=["**"]), inside / "sub").git_problem == ""
+    (inside / ".git" / "HEAD").write_text("nonsense")
+    broken = take_snapshot(Deploy(include=["sub/**"]), inside)
+    assert broken.git is None and broken.git_problem.startswith("fatal: ")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert take_snapshot(Deploy(include=["sub/**"]), inside).git_problem == "git is not installed"
+    assert take_snapshot(Deploy(include=["**"]), outside).git_problem == ""
+
+
 # --- globs --------------------------------------------------------------------------------------------------
 
 
