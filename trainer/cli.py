@@ -30,7 +30,7 @@ from trainer.topology.cli import plan
 from trainer.topology.planning import resolve_auto
 from trainer.topology.rank import RankFiles, WatchedFiles
 from trainer.topology.start import as_watched, launch, wanted_ranks
-from trainer.writing import lose_lines_that_do_not_fit
+from trainer.writing import lock, lose_lines_that_do_not_fit
 
 if TYPE_CHECKING:
     from trainer.topology.ranks import Ranks
@@ -76,11 +76,14 @@ def run_folder() -> Path:
 
 
 def _begun() -> RunFiles:
-    """The run's folder, with its first phase. Exits where it cannot be made or written to."""
+    """The run's folder, with its first phase, this process's until it ends. Exits where it cannot be made or
+    written to, or is another's.
+    """
     begun: list[RunFiles] = []
 
     def begin() -> None:
         files = RunFiles(run_folder())
+        lock(files.folder / "launcher.lock")  # before anything of another run's is written over
         files.enter("loading")
         begun.append(files)
 

@@ -5,6 +5,7 @@ silenced.
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -15,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from trainer.errors import TrainerError
+from trainer.errors import ConfigError, TrainerError
 
 VERSION = 1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -40,9 +41,45 @@ def write_json(path: Path, value: dict[str, Any], to_disk: bool = True) -> None:
 
 
 def append_line(path: Path, value: dict[str, Any]) -> None:
-    """One write of one line: the supervisor appends to events.jsonl too."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"version": VERSION, **value}) + "\n")
+    """One write of one line: the supervisor appends to events.jsonl too. A line before it that a full disk
+    or a kill cut short is ended first, or this one would be lost with it.
+    """
+    line = json.dumps({"version": VERSION, **value}).encode() + b"\n"
+    with path.open("a+b", buffering=0) as file:
+        if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            line = b"\n" + line
+        while line:
+            line = line[file.write(line) or 0 :]
+
+
+def lock(path: Path) -> int:
+    """A descriptor that holds the run folder's file `path` locked until it is closed.
+
+    Raises:
+        ConfigError: another process holds it. OSError: it cannot be made.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(
+            "another process trains in this folder",
+            where=str(path.parent),
+            next="let it end, or name another folder in DFLASH_RUN_DIR",
+        ) from None
+    except OSError:  # no locks on this file system: then nobody can have it
+        pass
+    return descriptor
+
+
+def stamp(path: Path) -> tuple[int, int] | None:
+    """Which file it is, None: there is none. One that is written anew is another."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def of_the_disk(error: BaseException) -> TrainerError | None:

@@ -311,6 +311,30 @@ def test_what_an_earlier_life_failed_of_is_not_taken_for_this_ones(tmp_path: Pat
     assert read(tmp_path / "root_cause_before.json")["error"] == "ValueError: the first life's"
 
 
+def test_an_earlier_lifes_failure_is_told_by_its_file_and_not_by_a_clock(tmp_path: Path) -> None:
+    """The clock was an hour ahead when the first life failed; in the second it is set back an hour."""
+    now = time.time()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.time", lambda: now + 3600)
+        RunFiles(tmp_path).fail(ValueError("the first life's"))
+    files = RunFiles(tmp_path)
+    assert files.failed_peer() is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.time", lambda: now - 3600)
+        files.fail(KeyError("mine"))
+        files.fail(KeyError("its consequence"))
+    assert files.failed_peer() == "KeyError: 'mine'"
+
+
+def test_a_line_that_a_full_disk_cut_short_takes_no_other_with_it(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "lo')
+    files.record({"loss": 2.0})
+    files.record({"loss": 1.0})
+    first, *lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert first == '{"step": 1, "lo' and [json.loads(line)["loss"] for line in lines] == [2.0, 1.0]
+
+
 def on_full_disk(folder: Path, body: str) -> tuple[int, Path]:
     """A program's exit code, and where the files of its run and its `log` are; `full()` fills the disk."""
     begin = (

@@ -19,6 +19,7 @@ from trainer.errors import ConfigError
 from trainer.model.target_files import find_target
 from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
+from trainer.writing import lock
 
 PROJECT = Path(__file__).parents[2]
 RECIPE = """\
@@ -46,6 +47,24 @@ def test_a_recipe_that_is_refused_is_named_and_leaves_no_folder(name: str, tmp_p
     place = {"typo.yaml": "typo.yaml:4:3: train.token_budgett: unknown key", "nope.yaml": "nope.yaml: cannot"}
     assert done.stderr.startswith(f"error: {place[name]}") and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_in_which_a_run_goes_on_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second's root cause would be the first's reason to save nothing when it is told to stop."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    monkeypatch.setenv("DFLASH_RUN_DIR", str(run_dir))
+    held = lock(run_dir / "launcher.lock")
+    done = CliRunner().invoke(app, ["train", str(PROJECT / "recipes" / "demo.yaml")])
+    os.close(held)
+    assert done.exit_code == 2
+    assert done.stderr == (
+        f"error: {run_dir}: another process trains in this folder\n"
+        "next: let it end, or name another folder in DFLASH_RUN_DIR\n"
+    )
+    assert [path.name for path in run_dir.iterdir()] == ["launcher.lock"]
 
 
 def test_a_step_that_is_kept_as_the_best_is_not_saved_again_one_later(

@@ -28,7 +28,7 @@ from trainer.failures import KnownFailure
 from trainer.machine import process_start
 from trainer.run.stopping import StopSignals
 from trainer.run.trackers import threw
-from trainer.writing import Reserve, append_line, to_log, write_json
+from trainer.writing import Reserve, append_line, stamp, to_log, write_json
 
 PHASES = ("loading", "data", "compiling", "training", "evaluating", "saving", "done")
 # How old a heartbeat may be in each phase before the run counts as stale. Loading and compiling are single
@@ -46,6 +46,7 @@ DEADLINE_S = {
 # been timed, this many times the phase's deadline; then this many times the slowest step, if that is more.
 UNTIMED = 4
 SLOWER = 10
+ROOT_CAUSE = "root_cause.json"
 BEAT_EVERY_S = 1.0
 TELL_EVERY_S = 60.0
 
@@ -70,7 +71,8 @@ class RunFiles:
         self._last_beat = float("-inf")
         self._step_times: deque[float] = deque(maxlen=101)
         self._last_step_at: float | None = None
-        self._started_wall = time.time()
+        # Those of an earlier life. Their time tells nothing: the clock may have been set since.
+        self._history = {each: stamp(each / ROOT_CAUSE) for each in (self.folder, self.own)}
         self._signals: StopSignals | None = None
         self._reserve: Reserve | None = None
         self._told_of_disk = float("-inf")
@@ -152,8 +154,9 @@ class RunFiles:
     def _failure(self, folder: Path) -> str | None:
         """The error of a root cause that was written since this process began."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            cause = json.loads((folder / "root_cause.json").read_text(encoding="utf-8"))
-            if float(cause["wall"]) >= self._started_wall:
+            path = folder / ROOT_CAUSE
+            cause = json.loads(path.read_text(encoding="utf-8"))
+            if stamp(path) != self._history[folder]:
                 return str(cause["error"])
         return None
 
@@ -255,7 +258,7 @@ class RunFiles:
         """
         known = failures.of_error(error)
         with self._failed:
-            path = self.own / "root_cause.json"
+            path = self.own / ROOT_CAUSE
             if self._failure(self.own) is not None:
                 return known
             _set_aside(self.own)
@@ -311,4 +314,4 @@ class RunFiles:
 
 def _set_aside(folder: Path) -> None:
     with suppress(FileNotFoundError):
-        (folder / "root_cause.json").rename(folder / "root_cause_before.json")
+        (folder / ROOT_CAUSE).rename(folder / "root_cause_before.json")

@@ -28,7 +28,7 @@ from trainer.run.stopping import StopSignals
 from trainer.topology.cause import TOLD_TO_END, Trace, despite_stop, root_cause
 from trainer.topology.pulse import Pulses, Quiet, Sign, merged
 from trainer.topology.spawn import Deaths, run_alone, run_ranks
-from trainer.writing import Reserve, to_log, write_json
+from trainer.writing import Reserve, stamp, to_log, write_json
 
 WATCH_S = 0.25
 STACKS_BYTES = 16_384  # of them are kept in the root cause
@@ -73,7 +73,7 @@ class Launcher:
             for name in ("heartbeat.json", "root_cause.json", DOOR):
                 (rank_folder(run, rank) / name).unlink(missing_ok=True)
         (run / "stop.json").unlink(missing_ok=True)
-        self._history = _stamp(self._cause_of(0))  # that of an earlier life of this run is no news
+        self._history = stamp(self._cause_of(0))  # that of an earlier life of this run is no news
 
     def __call__(self, argv: Sequence[str]) -> int:
         """Start `python argv` for every rank, and watch until the last has gone. The run's exit code."""
@@ -228,7 +228,7 @@ class Launcher:
         sign, error = self.last_sign.get(rank) or self.pulses.read().get(rank, {}), None
         path = self._cause_of(rank)
         with suppress(OSError, ValueError):
-            if not (self.alone and _stamp(path) == self._history):
+            if not (self.alone and stamp(path) == self._history):
                 error = json.loads(path.read_text())
         # The agent tells of every rank that did not end well; the others left with exit status 0.
         code, at = self.deaths.get(rank, (0, None))
@@ -238,15 +238,6 @@ class Launcher:
         hung_s, hung_at = self.hung.get(rank, (None, None))
         stacks, died_at = self.stacks.get(rank, ""), self.gone.get(rank, at)
         return Trace(rank, code, error, phase, step, hung_s, died_at, hung_at, sign.get("deadline_s"), stacks)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Which file it is: one that is written anew is another."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _size(path: Path) -> int:
