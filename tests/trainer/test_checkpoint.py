@@ -197,11 +197,25 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path, make_drafter: Callable
     drafter = make_drafter()
     optimizer = DrafterOptimizer(drafter, Optimizer())
     for step in range(1, 7):
-        checkpoint.write(tmp_path, checkpoint.take(step, drafter, optimizer, {}, best=step in (1, 2)))
-        checkpoint.prune(tmp_path, 2)
+        written = checkpoint.write(tmp_path, checkpoint.take(step, drafter, optimizer, {}))
+        assert checkpoint.settle(tmp_path, written, best=step in (1, 2), keep=2) == {}
     assert [path.name[-1] for path in checkpoint.listed(tmp_path)] == ["6", "5", "2"]
     assert (tmp_path / "best").resolve() == (tmp_path / "step-0000002").resolve()
     checkpoint.load_drafter(tmp_path / "best")
+
+
+def test_an_old_one_or_a_link_that_cannot_be_had_is_told_and_no_failed_write(
+    tmp_path: Path, make_drafter: Callable[..., Drafter]
+) -> None:
+    root, drafter = tmp_path / "checkpoints", make_drafter()
+    writer = Writer(root, keep=1)
+    (root / "best" / "taken").mkdir(parents=True)
+    (root / "step-0000001").symlink_to(tmp_path)  # not removed as a folder is; nor is one that NFS holds
+    writer.start(2, drafter, DrafterOptimizer(drafter, Optimizer()), {}, best=True)
+    writer.finish(lambda: None)
+    assert writer.outcomes() == [(2, root / "step-0000002")]
+    assert set(writer.left) == {root / "best", root / "step-0000001"}
+    writer.close()
 
 
 def test_what_killed_writers_left_is_swept_and_nothing_else(tmp_path: Path) -> None:

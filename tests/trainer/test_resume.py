@@ -19,7 +19,7 @@ from tiny_models import save_target
 from trainer import config as configs
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.identity import differences
-from trainer.checkpoint.resume import Progress
+from trainer.checkpoint.resume import Progress, choose, make_room
 from trainer.checkpoint.writer import Writer
 from trainer.data.prompts import row_order
 from trainer.errors import ConfigError, TrainerError
@@ -149,6 +149,53 @@ def test_no_older_one_is_gone_on_from_where_a_newer_one_stands(
         "step-0000024",
         "step-0000022",
     ]
+
+
+def test_two_runs_checkpoints_do_not_share_a_folder(old: Path, target: Path, tmp_path: Path) -> None:
+    """What is saved would be older than all that is there, and be pruned at once."""
+    other = tmp_path / "other"
+    shutil.copytree(old, other)
+    shutil.rmtree(at(old, STEPS))
+    shutil.rmtree(at(old, STEPS - 2))
+    with pytest.raises(ConfigError, match=rf"of another run than .*/run/.*\n.*--resume {other}, or name"):
+        train(section(target), other, old)
+    assert len(checkpoint.listed(other / "checkpoints")) == 3
+
+
+def test_the_newest_is_the_one_of_the_latest_step_not_of_the_last_name(old: Path, tmp_path: Path) -> None:
+    root = tmp_path / "long" / "checkpoints"
+    for step, number in ((STEPS, 10_000_000), (STEPS - 2, 9_999_999)):
+        shutil.copytree(at(old, step), at(root.parent, number))
+    with pytest.raises(ConfigError, match="step-10000000 is newer than step-9999999"):
+        make_room(root, at(root.parent, 9_999_999), print)
+    harm(at(root.parent, 10_000_000))
+    with pytest.raises(ConfigError, match=r"resume from .*step-9999999"):
+        choose(at(root.parent, 10_000_000), print)
+
+
+def test_what_cannot_be_removed_or_linked_costs_no_checkpoint(
+    old: Path, target: Path, tmp_path: Path
+) -> None:
+    """A link is not removed as a folder is, as one that another machine reads is not; `best` is in the way."""
+    root = old / "checkpoints"
+    for step in (STEPS, STEPS - 2):
+        shutil.rmtree(at(old, step))
+    (tmp_path / "elsewhere").mkdir()
+    at(old, 1).symlink_to(tmp_path / "elsewhere")
+    (root / "best").unlink()
+    (root / "best").mkdir()
+    (root / "best" / "notes").touch()
+    (root / ".best.tmp").symlink_to("what a killed one left")
+    said = "\n".join(train(section(target), old, at(old, STEPS - 4)))
+    checkpoint.verify(at(old, STEPS))
+    assert "could not be written" not in said
+    assert said.count(f"WARNING: {at(old, 1)} cannot be removed, and stays: Cannot call rmtree on a symb") == 1
+
+    (root / "best" / "notes").unlink()
+    (root / "best").rmdir()
+    (root / "best").symlink_to("step-0000003")  # removed by a person
+    train(section(target), old, old)
+    assert (root / "best").resolve() == at(old, STEPS).resolve()
 
 
 def test_a_folder_with_checkpoints_is_not_trained_over(old: Path, target: Path) -> None:

@@ -62,7 +62,12 @@ def folder_name(step: int) -> str:
 def listed(root: Path) -> list[Path]:
     """The checkpoints in `root`, newest first, sound or not."""
     found = [path for path in root.glob("step-*") if FOLDER.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(folder: Path) -> int:
+    """By its name: of ten millions and more, names do not sort as their steps do."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def generators() -> dict[str, Tensor]:
@@ -138,9 +143,20 @@ def write(root: Path, snapshot: Snapshot) -> Path:
         shutil.rmtree(aside, ignore_errors=True)
         raise
     shutil.rmtree(root / f".{final.name}.old", ignore_errors=True)
-    if snapshot.best:
-        mark_best(root, final)
     return final
+
+
+def settle(root: Path, folder: Path, best: bool, keep: int) -> dict[Path, OSError]:
+    """After `folder` was written: mark it if it is the best, and prune. Returns what could not be replaced or
+    removed, and why; the checkpoint stands all the same.
+    """
+    left: dict[Path, OSError] = {}
+    if best:
+        try:
+            mark_best(root, folder)
+        except OSError as problem:
+            left[root / BEST] = problem
+    return left | prune(root, keep)
 
 
 def _fill(folder: Path, snapshot: Snapshot) -> None:
@@ -182,11 +198,20 @@ def best_name(root: Path) -> str | None:
     return None
 
 
-def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep` and the best."""
+def prune(root: Path, keep: int) -> dict[Path, OSError]:
+    """Remove all but the newest `keep` and the best. Returns those that could not be, and why: another
+    machine may read a file of theirs, or they are another user's.
+    """
+    left: dict[Path, OSError] = {}
     for old in listed(root)[keep:]:
-        if old.name != best_name(root):
+        if old.name == best_name(root):
+            continue
+        try:
             shutil.rmtree(old)
+        except OSError as problem:
+            if old.exists():  # else a person removed it at the same time
+                left[old] = problem
+    return left
 
 
 def sweep(root: Path) -> None:

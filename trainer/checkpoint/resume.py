@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.files import step_of
 from trainer.checkpoint.identity import differences
 from trainer.errors import ConfigError
 
@@ -103,7 +104,7 @@ def _this_one(folder: Path, beat: Callable[[], None]) -> Path:
     try:
         checkpoint.verify(folder, beat)
     except checkpoint.Damaged as damage:
-        older = [each for each in checkpoint.listed(folder.parent) if each.name < folder.name]
+        older = [each for each in checkpoint.listed(folder.parent) if step_of(each) < step_of(folder)]
         sound, _ = _newest_sound(older, beat)
         hint = f"resume from {sound}" if sound else "none before it is sound"
         raise ConfigError(damage.what, where=damage.where, next=hint) from None
@@ -158,11 +159,18 @@ def make_room(root: Path, chosen: Path, say: Callable[[str], None]) -> None:
     """Before a run goes on in its own folder: what is newer than `chosen` must be damaged, and is put aside.
 
     Raises:
-        ConfigError: a newer one is sound; going on from an older one would mix two lines of training.
+        ConfigError: a newer one is sound, or `root` has those of another run; going on from an older one, or
+            beside them, would mix two lines of training.
     """
     if chosen.parent.resolve() != root.resolve():
+        if checkpoint.listed(root):  # later steps of theirs would be taken for newer than all that is saved
+            raise ConfigError(
+                f"this folder has checkpoints of another run than {chosen}",
+                where=str(root),
+                next=f"go on with --resume {root.parent}, or name another folder in DFLASH_RUN_DIR",
+            )
         return
-    for newer in [each for each in checkpoint.listed(root) if each.name > chosen.name]:
+    for newer in [each for each in checkpoint.listed(root) if step_of(each) > step_of(chosen)]:
         try:
             checkpoint.verify(newer)
         except checkpoint.Damaged:

@@ -6,7 +6,6 @@ copy and one thread, so never two writes at once: who comes too early waits, or 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -17,9 +16,10 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint import files as checkpoint
-from trainer.errors import ConfigError, Stopped
+from trainer.errors import Stopped
 from trainer.model.drafter import Drafter
 from trainer.training.optim import DrafterOptimizer
+from trainer.writing import lock
 
 POLL_S = 0.2
 
@@ -65,12 +65,13 @@ class Writer:
         root.mkdir(parents=True, exist_ok=True)
         self._lock: int | None = None
         if writes:
-            self._lock = _lock(root.parent / "trainer.lock")
+            self._lock = lock(root.parent / "trainer.lock")
             checkpoint.sweep(root)
         self.copies = HostCopies() if writes else None
         self._thread: threading.Thread | None = None
         self._step = 0
         self._done: list[tuple[int, Path | BaseException]] = []
+        self.left: dict[Path, OSError] = {}  # beside what was written; see `checkpoint.settle`
 
     @property
     def busy(self) -> bool:
@@ -94,7 +95,7 @@ class Writer:
         outcome: Path | BaseException
         try:
             outcome = checkpoint.write(self.root, snapshot)
-            checkpoint.prune(self.root, self.keep)
+            self.left = self.left | checkpoint.settle(self.root, outcome, snapshot.best, self.keep)
         except BaseException as error:  # whatever it is, the main thread hears of it
             outcome = error
         self._done.append((snapshot.step, outcome))
@@ -132,17 +133,3 @@ class Writer:
             self._thread.join()
         if self._lock is not None:
             os.close(self._lock)
-
-
-def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ConfigError(
-            "another process trains in this folder",
-            where=str(path.parent),
-            next="let it end, or name another folder in DFLASH_RUN_DIR",
-        ) from None
-    return descriptor

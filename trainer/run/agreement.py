@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.optimizer_state import give
 from trainer.checkpoint.resume import Progress
 from trainer.errors import Stopped
@@ -71,9 +70,8 @@ class Agreement:
         if not self.saver.at_its_best(progress):
             return
         self._heard()
-        root = self.saver.writer.root
         if self.saver.step == progress.step:
-            checkpoint.mark_best(root, root / checkpoint.folder_name(progress.step))
+            self.saver.mark_best(progress.step)
         self.wanted = True
 
     def last(self, progress: Progress) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class Saver:
         self.step: int | None = None  # the latest that is on disk, or on its way
         self.failed = 0
         self.best_after = 0
+        self._told: set[Path] = set()
 
     def start(self, progress: Progress) -> None:
         """Begin where the run stands; one that goes on in a new folder has no best one there yet."""
@@ -61,8 +62,25 @@ class Saver:
         self.writer.finish(self.files.beat)
         self.hear()
         if self.step == progress.step:
-            checkpoint.mark_best(self.writer.root, self.writer.root / checkpoint.folder_name(progress.step))
+            self.mark_best(progress.step)
         self.begin(progress, facts)
+
+    def mark_best(self, step: int) -> None:
+        """Point `best` at this step's checkpoint; a folder that takes no link costs only that."""
+        root = self.writer.root
+        try:
+            checkpoint.mark_best(root, root / checkpoint.folder_name(step))
+        except OSError as problem:
+            self._tell_left({root / checkpoint.BEST: problem})
+
+    def _tell_left(self, left: Mapping[Path, OSError]) -> None:
+        """Once each, what could not be replaced or removed."""
+        for path in [each for each in left if each not in self._told]:
+            self._told.add(path)
+            what = "be set" if path.name == checkpoint.BEST else "be removed, and stays"
+            text = f"{path} cannot {what}: {left[path].strerror or left[path]}"
+            self.say(f"WARNING: {text}")
+            self.files.note(text)
 
     def hear(self) -> OSError | None:
         """Say how background writes ended. The disk's faults are survived; the latest is returned."""
@@ -79,6 +97,7 @@ class Saver:
             self.say(f"WARNING: {text}; earlier ones stand, and the next is tried in its turn")
             self.files.note(text)
             self.record({"failed_checkpoints": self.failed})
+        self._tell_left(self.writer.left)
         return problem
 
     def save(self, progress: Progress, facts: dict[str, Any]) -> None:

@@ -235,10 +235,9 @@ def _train(trainer: Trainer, chosen: Path | None, saved: dict[str, Any]) -> None
     if planned is not None:
         trainer.say(planned)
         files.note(planned)
-    if trainer.saves and checkpoint.best_name(trainer.writer.root) is None:  # nothing was measured on the way
-        checkpoint.mark_best(
-            trainer.writer.root, trainer.writer.root / checkpoint.folder_name(trainer.progress.step)
-        )
+    # Nothing was measured on the way, or the best one has been removed.
+    if trainer.saves and not (trainer.writer.root / checkpoint.BEST).exists():
+        trainer.saver.mark_best(trainer.progress.step)
 
 
 def _seconds(trainer: Trainer, progress: resume.Progress, elapsed_s: float) -> float | None:
