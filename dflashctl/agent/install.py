@@ -115,6 +115,7 @@ def _install(request: Request, emit: Any, archive: str) -> Dict[str, Any]:
     aside = os.path.join(release.releases_folder(code_root), ".tmp-" + request["id"])
     if request.get("script"):
         script.check_place(request["script"])
+        script.refuse_live(request)
     else:
         switching.check_link(code_root)
     damage = release.differences(final, files) if os.path.lexists(final) else None

@@ -48,6 +48,25 @@ def check_place(script: Dict[str, str]) -> None:
     in_place(script)
 
 
+def refuse_live(request: Request) -> None:
+    """A live run reads its script again: for the sources of what it compiles, and in each process that it
+    spawns. Raises AgentError("locked") where one was launched with this path in its command.
+    """
+    if current(request["script"]) == request["release"]:
+        return
+    to = request["script"]["to"]
+    real = os.path.realpath(to)
+    for run in runfolder.unfinished_runs(request["state_dir"]):
+        record = run.record().value or {}
+        cwd, words = str(record.get("cwd") or "/"), map(str, record.get("command") or [])
+        if real not in [os.path.realpath(os.path.join(cwd, word)) for word in words if "\0" not in word]:
+            continue
+        if run.live() or any(not one.dead for one in run.family()):
+            tag = record.get("tag") or run.id
+            what = "run %s (tag %s) is live and runs this file; nothing switched" % (run.id, tag)
+            raise AgentError("locked", what, to, "dflashctl kill %s, or another place as deploy.to" % tag)
+
+
 def put(request: Request) -> None:
     """Copy the release's file beside its destination, prove the copy, rename it over. A link stays a link:
     what it leads to is replaced. Raises AgentError, OSError."""

@@ -138,3 +138,23 @@ def test_to_is_for_one_file(place: Script, include: str) -> None:
 def test_the_file_in_place_tells_its_release(place: Script) -> None:
     name = place.deploy().proof["release"]
     assert script.current({"to": str(place.to), "path": "train.py"}) == name
+
+
+def test_the_script_of_a_live_run_is_not_swapped_under_it(place: Script) -> None:
+    place.write_hosts("code")
+    (place.root / "work").mkdir()
+    place.write("train.py", "graphs = False\nimport time\ntime.sleep(600)\n")
+    assert place.command("deploy").returncode == 0
+    launched = place.command("launch", "--tag", "long")
+    assert launched.returncode == 0, launched.stderr
+    try:
+        assert place.command("deploy").returncode == 0, "the same content is no swap"
+        place.write("train.py", "graphs = False\n")
+        refused = place.command("deploy")
+        assert refused.returncode == 8 and "(tag long) is live and runs this file" in refused.stderr
+        assert "next: dflashctl kill long" in refused.stderr and "sleep" in place.to.read_text()
+    finally:
+        killed = place.command("kill", "long")
+    assert killed.returncode == 0, killed.stderr
+    assert place.command("deploy").returncode == 0
+    assert place.to.read_text() == "graphs = False\n" and place.beside() == ["train_it.py"]
