@@ -222,7 +222,7 @@ def _local_base() -> Path:
     return Path(platformdirs.user_state_dir("dflashctl")).absolute() / "local"
 
 
-NO_HOSTS_FILE = "no hosts.yaml is here or above: go to the folder where yours lies, or set DFLASHCTL_HOSTS"
+NO_HOSTS_FILE = "go to the folder of your hosts.yaml (none is here or above), or set DFLASHCTL_HOSTS"
 
 
 def load_hosts(start: Path | None = None) -> HostsFile:

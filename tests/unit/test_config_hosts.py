@@ -127,7 +127,7 @@ def test_who_is_in_another_folder_than_their_hosts_yaml_is_told_so(
     (project / "hosts.yaml").write_text("version: 1\nhosts: {lab: {engine: lab}}\n")
     monkeypatch.setenv("DFLASHCTL_LAB_DIR", str(tmp_path / "no-lab"))
     monkeypatch.chdir(elsewhere)
-    told = "no hosts.yaml is here or above: go to the folder where yours lies, or set DFLASHCTL_HOSTS"
+    told = "go to the folder of your hosts.yaml (none is here or above), or set DFLASHCTL_HOSTS"
     with pytest.raises(NotFound) as caught:
         load_hosts().host("ct200")
     assert caught.value.next == f"{told}; known hosts: lab"
