@@ -51,7 +51,7 @@ class Holder:
             return f"{where}, pid {self.pid} on the host: {what}"
         if self.kind == "host":
             return f"host process, pid {self.pid}, user {self.user}: {what}"
-        return f"unknown process, pid {self.pid}: {what}"
+        return f"unknown process, pid {self.pid or 'hidden'}: {what}"
 
 
 def holders(

@@ -19,6 +19,8 @@ from dflashctl.gpus.holders import Holder
 from dflashctl.gpus.smi import GpuReading, SmiReading
 
 TOLERANCE_MIB = 64
+NAMED = 8
+"""Holders of a GPU that people are told by name; a GPU that is shared out (MPS) has a hundred."""
 SLICED = "cut into slices (MIG), and not known who holds which"
 
 
@@ -105,7 +107,8 @@ def judge_box(
 
 
 def labels(held: tuple[Holder, ...]) -> str:
-    return "; ".join(holder.label for holder in held)
+    more = [f"{len(held) - NAMED} more"] if len(held) > NAMED else []
+    return "; ".join([*(holder.label for holder in held[:NAMED]), *more])
 
 
 def limit_mib(uuid: str, rule: IdleRule, baselines: Mapping[str, Any]) -> int:

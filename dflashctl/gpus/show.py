@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from dflashctl.gpus.holders import Holder
-from dflashctl.gpus.idle import Box, Gpu
+from dflashctl.gpus.idle import NAMED, Box, Gpu
 from dflashctl.render.text import clip, duration
 
 COLUMNS = (">GPU", "NAME", ">MEMORY", ">UTIL", ">TEMP", ">POWER", ">SINCE", "HOLDER")
@@ -39,7 +39,9 @@ def row(gpu: Gpu, now: float) -> list[str]:
 
 def holder_cell(gpu: Gpu) -> str:
     """`localtls (pid 312)`; `idle`; or the reason why it is neither."""
-    labels = [clip(holder.label, HOLDER_WIDTH) for holder in gpu.holders]
+    labels = [clip(holder.label, HOLDER_WIDTH) for holder in gpu.holders[:NAMED]]
+    if len(gpu.holders) > NAMED:
+        labels.append(f"{len(gpu.holders) - NAMED} more: --json names all")
     if not gpu.readable or not gpu.holders:
         labels.insert(0, gpu.busy or "idle")
     return "\n".join(labels)

@@ -62,7 +62,7 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class App:
-    """A process that nvidia-smi lists; pid as the driver's machine counts."""
+    """A process that nvidia-smi lists; pid as the driver's machine counts, 0 for one that it hides."""
 
     pid: int
     uuid: str
@@ -177,8 +177,9 @@ def parse_apps(reading: Mapping[str, Any]) -> tuple[tuple[App, ...], str | None]
     apps = []
     for line in lines:
         cells = [cell.strip() for cell in line.split(",", APP_COLUMNS - 1)]
-        if len(cells) == APP_COLUMNS and cells[0].isdecimal():
-            apps.append(App(int(cells[0]), cells[2], _integer(_number(cells[1])), cells[3]))
+        if len(cells) == APP_COLUMNS and (cells[0].isdecimal() or cells[2].startswith(("GPU-", "MIG-"))):
+            pid = int(cells[0]) if cells[0].isdecimal() else 0
+            apps.append(App(pid, cells[2], _integer(_number(cells[1])), cells[3]))
     return tuple(apps), None
 
 

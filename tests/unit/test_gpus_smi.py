@@ -170,10 +170,17 @@ def test_one_bad_sample_is_enough() -> None:
 
 
 def test_processes_on_gpus() -> None:
-    lines = ("589, 1634, GPU-0, python3", "590, [N/A], GPU-1, /opt/my app, with comma", "bad, 1, GPU-0, x")
+    lines = ("589, 1634, GPU-0, python3", "590, [N/A], GPU-1, /opt/my app, with comma", "bad, 1, 2, x")
     apps, problem = smi.parse_apps(reading(*lines))
     assert problem is None
     assert apps == (App(589, "GPU-0", 1634, "python3"), App(590, "GPU-1", None, "/opt/my app, with comma"))
+
+
+@pytest.mark.parametrize("word", ["[N/A]", "[Insufficient Permissions]", "-"])
+def test_a_process_whose_pid_is_hidden_holds_its_gpu(word: str) -> None:
+    box = judge(answer(EIGHT, apps=reading(f"{word}, {word}, GPU-3, {word}")))
+    assert [gpu.idle for gpu in box.gpus] == [index != 3 for index in range(8)]
+    assert box.gpus[3].busy.startswith("held by unknown process, pid hidden")
 
 
 def test_unknown_users_are_not_no_users() -> None:
