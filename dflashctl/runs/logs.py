@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflashctl.config.hosts import Host
-from dflashctl.errors import ContainerDown, DflashError, Unreachable
+from dflashctl.errors import ContainerDown, Unreachable
 from dflashctl.remote.again import let_go, pause_s
 from dflashctl.remote.agent_call import Event, call
 from dflashctl.remote.engine import Engine
@@ -90,13 +90,14 @@ def read(
     position = Position(host.state_dir, tag, lines, since_s)
     engine: Engine | None = None
     failures, end = 0, None
-    said: type[DflashError] | None = None
+    told: set[str] = set()
 
     def heard(event: Event) -> None:
         """The first word after lost contact is contact, long before the call has ended."""
         nonlocal failures
         if failures:
             source.on_notice("in contact again")
+            told.clear()
         failures = 0
         receive(event, position, source)
 
@@ -121,10 +122,11 @@ def read(
                     continue
                 if not follow or not position.run_id:
                     raise
-                # Said once, and once more when more is known: a container that stops first breaks the line.
-                if not failures or type(error) is not said:
-                    source.on_notice(f"no contact ({error.what.splitlines()[0]}); trying again")
-                said = type(error)
+                # Each reason once: a container that stops breaks the line first, or was frozen first.
+                why = error.what.splitlines()[0]
+                if why not in told:
+                    source.on_notice(f"no contact ({why}); trying again")
+                told.add(why)
                 let_go(engine)
                 engine, failures = None, failures + 1
                 sleep(pause_s(failures))

@@ -17,7 +17,7 @@ from run_box import local_host
 
 from dflashctl.agent import AgentError, logs
 from dflashctl.config.hosts import Host
-from dflashctl.errors import NotFound, Unreachable
+from dflashctl.errors import ContainerDown, NotFound, Unreachable
 from dflashctl.remote.engine import Completed
 from dflashctl.remote.local import LocalEngine
 from dflashctl.runs.logs import MAX_LINE_CHARS, Lines, Position, Source, overwritten, read, receive
@@ -251,6 +251,27 @@ for start in range(0, len(text), 60_000):
     assert bytes(got) == text
     assert not cuts and len(engines) >= 10
     assert "no contact (the connection broke); trying again" in notices
+
+
+def test_each_reason_for_lost_contact_is_told_once(box: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that was frozen for its backup and is then stopped: the second was never told."""
+    reasons = ["is frozen", "is frozen", "is not running", "is frozen", "is not running"]
+
+    def call(*args: Any, on_event: Any, **more: Any) -> dict[str, Any]:
+        if len(reasons) in (5, 0):  # at first, and at last
+            on_event({"run": {"id": "20260102T030405678-0a1b2c"}})
+            if not reasons:
+                return {"done": True}
+        raise ContainerDown(f"container 200 {reasons.pop(0)}")
+
+    monkeypatch.setattr("dflashctl.runs.logs.call", call)
+    notices: list[str] = []
+    read(local_host(box), Source(on_notice=notices.append), tag="t", follow=True, sleep=lambda s: None)
+    assert notices == [
+        "no contact (container 200 is frozen); trying again",
+        "no contact (container 200 is not running); trying again",
+        "in contact again",
+    ]
 
 
 @pytest.mark.parametrize(
