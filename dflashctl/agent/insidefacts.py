@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from . import kin, proc
+from . import AgentError, kin, proc
 from .release import current_release, read_manifest
 from .runfolder import RunFolder, list_runs, new_id, read_json, write_json
 
@@ -19,12 +19,14 @@ BASELINES = "gpu_idle.json"
 
 
 def inside_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
-    """request: state_dir, code_root|null. What launch, kill and gpu need to know of the inside, in one look.
+    """request: state_dir, code_root|null, script|absent (agent/script.py). What launch, kill and gpu need to
+    know of the inside, in one look.
 
-    Answers {"at", "boot_id", "init_start", "pidns", "uid", "release": hash|null, "release_info": its git,
-    deployed_at and by, "baselines": {uuid: {"memory_mib", "learnt_at"}}, "problems", "next_id" (for a run
-    that is to be launched), "runs": [{"id", "tag", "recipe", "created_at", "live", "gpus", "log", "grace_s",
-    "leader", "family": [member]}] (not over yet)}.
+    Answers {"at", "boot_id", "init_start", "pidns", "uid", "release": hash|null (of a script: by what is in
+    its place now, whoever put it there), "release_info": its git, deployed_at and by, "baselines": {uuid:
+    {"memory_mib", "learnt_at"}}, "problems", "next_id" (for a run that is to be launched), "runs": [{"id",
+    "tag", "recipe", "created_at", "live", "gpus", "log", "grace_s", "leader", "family": [member]}] (not over
+    yet)}.
     A member is {"pid", "start", "nspid": innermost pid, "pidns", "state"}; the supervisor is among them.
     """
     state_dir = str(request["state_dir"])
@@ -59,7 +61,7 @@ def inside_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
             }
         )
     code_root = str(request.get("code_root") or "")
-    release = current_release(code_root) if code_root else None
+    release = _release(code_root, request.get("script"))
     facts: Dict[str, Any] = {
         "at": time.time(),
         "pidns": proc.pid_namespace(),
@@ -74,6 +76,18 @@ def inside_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     }
     facts.update(proc.here())
     return facts
+
+
+def _release(code_root: str, script: Optional[Dict[str, str]]) -> Optional[str]:
+    """What a run that is launched now runs."""
+    if not script:
+        return current_release(code_root) if code_root else None
+    from .script import current  # a run's supervisor needs none of what it imports
+
+    try:
+        return current(script)
+    except AgentError:  # a folder, a link to itself: no code that could be named
+        return None
 
 
 def run_of_pid(state_dir: str, pid: int, processes: proc.Table) -> Optional[RunFolder]:

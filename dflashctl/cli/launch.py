@@ -135,7 +135,7 @@ def _launch(engine: Engine, recipe: ResolvedRecipe, secrets: dict[str, str], wis
     samples = 0 if wishes.gpus.none else engine.host.gpus.idle.samples
     said = False
     while True:
-        with Attempt(engine, samples=samples, on_wait=_say_waiting) as attempt:
+        with Attempt(engine, samples=samples, script=recipe.script, on_wait=_say_waiting) as attempt:
             facts = attempt.facts()
             check_before(engine.host, recipe, facts.inside)
             try:

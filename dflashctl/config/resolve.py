@@ -43,6 +43,11 @@ class ResolvedRecipe:
         return self.body.has_release
 
     @property
+    def script(self) -> dict[str, str] | None:
+        """{"to", "path"} of a single script with a place of its own."""
+        return self.body.deploy.script() if self.body.deploy else None
+
+    @property
     def launch(self) -> Launch:
         return self.body.launch
 

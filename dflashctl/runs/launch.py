@@ -69,8 +69,9 @@ def plan_launch(
 
     Raises UsageError (a placeholder without a value, CUDA_VISIBLE_DEVICES set by hand).
     """
-    release = inside.get("release") if recipe.has_release else None
-    release_dir = posixpath.join(host.code_root, "releases", release) if release else None
+    release = inside.get("release") if recipe.has_release or recipe.script else None
+    deployed = release if recipe.has_release else None
+    release_dir = posixpath.join(host.code_root, "releases", deployed) if deployed else None
     run_dir = posixpath.join(host.state_dir, "runs", run_id)
     values = placeholder_values(host, recipe, run_id, run_dir, release_dir)
     command = [
@@ -108,7 +109,8 @@ def plan_launch(
         release_dir,
         host.state_dir,
         allow_busy,
-        release_warnings(recipe.name, release, info, here)
+        script_warnings(recipe.script, info)
+        + release_warnings(recipe.name, release, info, here)
         + secret_warnings({**host.env, **recipe.launch.env}),
     )
 
@@ -120,6 +122,13 @@ def secret_warnings(env: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     what = f"env: {named} sounds like a secret, and its value stands in the run's record"
     return (f"{what}; name it in the recipe's launch.secrets, and set it in your environment",)
+
+
+def script_warnings(script: Mapping[str, str] | None, info: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is in a script's place may be there by somebody's hand: then no release tells what ran."""
+    if script is None or info.get("deployed_at") is not None:
+        return ()
+    return (f"{script['to']} is no version that was deployed here: dflashctl diff · dflashctl deploy",)
 
 
 def release_warnings(

@@ -33,11 +33,17 @@ class Attempt:
 
     On the host a lock is held from the look at the GPUs to the started record (agent/gpudesk.py); inside, the
     same command that tells the facts starts the run. `samples` 0: the run wants no GPU, the host is not
-    asked. Raises, on entering or later, what the two operations raise.
+    asked. `script`: of a recipe with `deploy.to`. Raises, on entering or later, what the two operations
+    raise.
     """
 
     def __init__(
-        self, engine: Engine, *, samples: int, on_wait: Callable[[str], None] = lambda holder: None
+        self,
+        engine: Engine,
+        *,
+        samples: int,
+        script: Mapping[str, str] | None = None,
+        on_wait: Callable[[str], None] = lambda holder: None,
     ) -> None:
         self._engine = engine
         self._stack = ExitStack()
@@ -45,7 +51,7 @@ class Attempt:
         self._inside = Conversation(
             engine,
             "launch_desk",
-            {"state_dir": host.state_dir, "code_root": host.code_root},
+            {"state_dir": host.state_dir, "code_root": host.code_root, "script": script},
             where="inside",
             timeout_s=GPU_LOCK_S + CALL_TIMEOUT_S + START_TIMEOUT_S,
         )

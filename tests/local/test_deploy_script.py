@@ -5,6 +5,7 @@ Run: python -m pytest tests/local/test_deploy_script.py
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -145,8 +146,11 @@ def test_the_script_of_a_live_run_is_not_swapped_under_it(place: Script) -> None
     (place.root / "work").mkdir()
     place.write("train.py", "graphs = False\nimport time\ntime.sleep(600)\n")
     assert place.command("deploy").returncode == 0
-    launched = place.command("launch", "--tag", "long")
-    assert launched.returncode == 0, launched.stderr
+    name = script.current({"to": str(place.to), "path": "train.py"})
+    launched = place.command("launch", "--tag", "long", "--json")
+    assert launched.returncode == 0 and launched.stderr == "", launched.stderr
+    started = json.loads(launched.stdout)
+    assert started["release"] == name and started["outcome"] == "started"
     try:
         assert place.command("deploy").returncode == 0, "the same content is no swap"
         place.write("train.py", "graphs = False\n")
@@ -158,3 +162,21 @@ def test_the_script_of_a_live_run_is_not_swapped_under_it(place: Script) -> None
     assert killed.returncode == 0, killed.stderr
     assert place.command("deploy").returncode == 0
     assert place.to.read_text() == "graphs = False\n" and place.beside() == ["train_it.py"]
+
+
+def test_a_run_records_the_script_that_it_runs_whoever_put_it_there(place: Script) -> None:
+    """The record named no code: `runs show` and `runs diff` could not tell two of them apart."""
+    (place.root / "work").mkdir()
+    place.write_hosts("code")
+    assert place.command("deploy").returncode == 0
+    by_deploy = script.current({"to": str(place.to), "path": "train.py"})
+    assert place.command("launch", "--tag", "a", "--wait").returncode == 0
+    place.to.write_text("graphs = False\nhand = 1\n")
+    by_hand = script.current({"to": str(place.to), "path": "train.py"})
+    edited = place.command("launch", "--tag", "b", "--wait")
+    assert edited.returncode == 0 and f"{place.to} is no version that was deployed here" in edited.stderr
+    records = [json.loads(place.command("runs", "show", tag, "--json").stdout) for tag in ("a", "b")]
+    assert [record["release"] for record in records] == [by_deploy, by_hand]
+    place.to.unlink()
+    gone = place.command("launch", "--tag", "c", "--wait")
+    assert gone.returncode == 7 and "is no version that was deployed here" in gone.stderr
