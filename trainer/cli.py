@@ -59,14 +59,26 @@ def read_config(path: Path) -> configs.TrainConfig:
 
 def _refuse(recipe: Path, resume: Path | None) -> None:
     """Raises ConfigError for a recipe that cannot be run, for nothing to go on from, and without torch."""
-    read_config(recipe)
+    config = read_config(recipe)
     needs.check_packages()
+    _check_files(config)
     if resume is not None and not resume.is_dir():
         raise ConfigError(
             "no such folder to resume from",
             where=str(resume),
             next="name a run's folder, or one of its checkpoints/step-* folders",
         )
+
+
+def _check_files(config: configs.TrainConfig) -> None:
+    """Raises ConfigError where the target or the store that a recipe names is not there, before anything is
+    imported or loaded: a large target takes minutes."""
+    from trainer.data.named_store import named_store
+    from trainer.model.target_files import find_target
+
+    find_target(config.target.path)
+    if config.data.source == "store":
+        named_store(config)
 
 
 def run_folder() -> Path:
@@ -117,6 +129,7 @@ def train(
     def decide() -> None:
         nonlocal ranks, recipe
         config = read_config(recipe)
+        _check_files(config)
         if config.topology == "auto":
             recipe = resolve_auto(recipe, files.folder)
             config = read_config(recipe)

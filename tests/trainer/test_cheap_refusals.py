@@ -62,6 +62,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "there").mkdir()
     (made / "rows.jsonl").write_text(CONVERSATION)
     (made / "broken.jinja").write_text("{% if %}")
+    (made / "arun" / "checkpoints" / "best").mkdir(parents=True)
+    recipe = "train:\n  target: {path: %s}\n  drafter: {mask_token_id: 1}\n"
+    stored = "  data: {source: store, store: /nowhere, continuations: false, states: online}\n"
+    (made / "no_target.yaml").write_text(recipe % "/nowhere")
+    (made / "no_store.yaml").write_text(recipe % DEMO + stored)
     return made
 
 
@@ -95,6 +100,9 @@ def refused(folder: Path) -> dict[str, tuple[int, str, bool]]:
         "regenerate: no file": ["regenerate", "/nowhere", "--out", out, "--target", demo],
         "regenerate: no template": [*answers, demo],
         "regenerate: bad template": [*answers, demo, "--chat-template", broken],
+        "eval: a run's folder": ["eval", str(folder / "arun"), "--target", demo],
+        "train: no target": ["train", str(folder / "no_target.yaml")],
+        "train: no store": ["train", str(folder / "no_store.yaml")],
         "train: nothing to resume": ["train", str(DEMO.parents[1] / "demo.yaml"), "--resume", "/nowhere"],
         "prepare: bad template": ["prepare", rows, "--target", demo, "--out", out, "--chat-template", broken],
     }
@@ -130,6 +138,9 @@ def test_every_refusal_comes_without_torch(refused: dict[str, tuple[int, str, bo
         ("eval: no weights", "cannot read the weights"),
         ("eval: bad date", "'today' is no date"),
         ("export: is there", "there: is there already"),
+        ("eval: a run's folder", "arun/checkpoints/best\n"),
+        ("train: no target", "no target (config.json) at /nowhere"),
+        ("train: no store", "/nowhere: no prepared store there"),
         ("export: no weights", "cannot read the weights"),
         ("export: no target", "no target there"),
         ("import: no drafter", "architectures is"),

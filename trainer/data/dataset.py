@@ -14,13 +14,11 @@ from trainer.config import TrainConfig
 from trainer.data import prompts as texts
 from trainer.data.bad_rows import newly_bad
 from trainer.data.continuations import write
-from trainer.data.lines import file_digest
+from trainer.data.named_store import named_store
 from trainer.data.packing import Rows, from_tokens
-from trainer.data.store import Store, find_store
 from trainer.data.stored import StoredRows
-from trainer.errors import ConfigError
 from trainer.model.target import States, Target, is_single
-from trainer.model.target_files import end_ids, find_target
+from trainer.model.target_files import end_ids
 from trainer.training.objective import needed_width
 from trainer.training.step import Batch, without_bad_rows
 from trainer.words import plural
@@ -120,16 +118,7 @@ def open_store(config: TrainConfig) -> StoredRows:
         ConfigError: no finished store there, or it was made with another tokenizer than the target's.
         DataError: nothing in it fits a row.
     """
-    assert config.data.store is not None
-    store = Store(find_store(config.data.store))
-    tokenizer = find_target(config.target.path) / "tokenizer.json"
-    if store.identity["tokenizer_sha256"] != file_digest(tokenizer):
-        raise ConfigError(
-            f"store {store.folder.name} was prepared with another tokenizer than {tokenizer}",
-            where="train.data.store",
-            next=f"prepare it for this target: python -m trainer prepare --target {tokenizer.parent} ...",
-        )
-    return StoredRows(store, config.data.row_tokens, config.seed, config.data.long)
+    return StoredRows(named_store(config), config.data.row_tokens, config.seed, config.data.long)
 
 
 def _continuations(

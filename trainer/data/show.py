@@ -18,6 +18,7 @@ from trainer.data.reader import Reader, Settings
 from trainer.data.store import Store
 from trainer.data.stored import StoredRows
 from trainer.errors import DataError
+from trainer.words import plural
 
 TRAINED, CONTEXT, HEADING = "bold green", "", "black on cyan"
 
@@ -78,7 +79,7 @@ def row_of_file(path: Path, row: int, settings: Settings) -> list[Shown]:
                 shown.append(Shown(heading, found.tokens[place].tolist(), found.supervised[place].tolist()))
             return shown
         seen += 1
-    raise DataError(f"no row {row}: it has {seen:,} rows, counted from 0", where=str(path))
+    raise DataError(f"no row {row}: it has {plural(seen, 'row')}, counted from 0", where=str(path))
 
 
 def pieces(document: Shown, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:

@@ -218,9 +218,9 @@ def read_drafter_config(folder: Path) -> DrafterConfig:
     try:
         return from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
     except FileNotFoundError:
-        raise ConfigError(
-            "no drafter there", where=str(path), next="name a step-* folder of checkpoints/"
-        ) from None
+        best = folder / "checkpoints" / "best"
+        hint = f"name {best}" if best.is_dir() else "name a step-* folder of checkpoints/"
+        raise ConfigError("no drafter there", where=str(path), next=hint) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not a JSON file: {error}", where=str(path)) from None
 
