@@ -66,6 +66,7 @@ class Hop:
     rules: sshconfig.HostKeyRules
     explicit_key: Path | None
     identity_files: list[Path] = field(default_factory=list)
+    certificate: Path | None = None
     identities_only: bool = False
     agent_socket: str | None = None
 
@@ -125,6 +126,7 @@ def _hop(name: str, target: Target, final: Target | None, base: fabric.Config, b
         rules=sshconfig.host_key_rules(entry, target.known_hosts if final else None),
         explicit_key=Path(final.identity_file).expanduser() if final and final.identity_file else None,
         identity_files=sshconfig.identity_files(entry),
+        certificate=sshconfig.certificate_file(entry),
         identities_only=sshconfig.identities_only(entry),
         agent_socket=sshconfig.agent_socket(entry),
     )

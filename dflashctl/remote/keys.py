@@ -40,9 +40,9 @@ class KeyAuthentication:
     """Public-key authentication of one hop; paramiko calls `authenticate`.
 
     With an explicit key, that one alone is offered: from its file or, where that is locked or only its public
-    half, from the agent. Else the agent's keys first,
-    then the files of ~/.ssh/config (or the default names); a file that needs a passphrase comes last, and
-    only once.
+    half, from the agent. Else, as ssh does it, the agent's keys, those first that ~/.ssh/config names (a
+    server hangs up after six), then the files that it names (or the default ones); a file that needs a
+    passphrase comes last, and only once. A key that has a certificate is offered with it, then alone.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class KeyAuthentication:
         where: str,
         explicit: Path | None = None,
         files: Sequence[Path] = (),
+        certificate: Path | None = None,
         only_files: bool = False,
         agent_socket: str | None = None,
         by_hand: str = "ssh -v",
@@ -62,6 +63,7 @@ class KeyAuthentication:
         self.where = where
         self.explicit = explicit
         self.files = files
+        self.certificate = certificate
         self.only_files = only_files
         self.agent_socket = agent_socket
         self.by_hand = by_hand
@@ -72,7 +74,8 @@ class KeyAuthentication:
         """Returns the methods that the server still wants (none). Raises Unreachable saying what was
         tried."""
         with contextlib.ExitStack() as stack:
-            return self._authenticate(transport, self._offers(stack))
+            offers = (form for label, key in self._offers(stack) for form in self._forms(label, key))
+            return self._authenticate(transport, offers)
 
     def _authenticate(
         self, transport: paramiko.Transport, offers: Iterator[tuple[str, paramiko.PKey]]
@@ -120,16 +123,26 @@ class KeyAuthentication:
                 return f"the agent's {path.name}", key
         return str(path), load_key(path, self.where)
 
+    def _forms(self, label: str, key: Any) -> Iterator[tuple[str, paramiko.PKey]]:
+        """With its certificate, and without: that may have expired, or be for another user."""
+        if self.certificate is not None and key.public_blob is None:
+            add_certificate(key, self.certificate)
+        if key.public_blob is not None:
+            yield f"{label} with its certificate", key
+            key.public_blob = None
+        yield label, key
+
     def _offers(self, stack: contextlib.ExitStack) -> Iterator[tuple[str, paramiko.PKey]]:
         """What to try, in order; `stack` closes the agent afterwards."""
         if self.explicit is not None:
             yield self._explicit(self.explicit, stack)
             return
         offered: set[bytes] = set()
-        wanted = {blob for path in self.files if (blob := public_blob(path))}
-        for key in _agent_keys(self.agent_socket, stack):
-            if self.only_files and key.asbytes() not in wanted:
-                continue
+        wanted = [blob for path in self.files if (blob := public_blob(path))]
+        held = list(_agent_keys(self.agent_socket, stack))
+        named = [key for blob in wanted for key in held if key.asbytes() == blob]
+        others = [] if self.only_files else [key for key in held if key.asbytes() not in wanted]
+        for key in [*named, *others]:
             offered.add(key.asbytes())
             yield f"the agent's {key.get_name()}", key
         locked = []
@@ -177,6 +190,19 @@ def load_key(path: Path, where: str) -> paramiko.PKey:
         except Encrypted:
             print("wrong passphrase", file=sys.stderr)
     raise UsageError(f"three wrong passphrases for {path}", where=where)
+
+
+def add_certificate(key: paramiko.PKey, path: Path) -> None:
+    """Give a key its certificate, if it is this key's; a file that is none is passed over, as by ssh."""
+    try:
+        blob = paramiko.pkey.PublicBlob.from_file(str(path))
+        certified, own = paramiko.Message(blob.key_blob), paramiko.Message(key.asbytes())
+        for part in (certified, certified, own):  # type and nonce stand before the public key; its type
+            part.get_binary()
+        if certified.get_remainder().startswith(own.get_remainder()):
+            key.load_certificate(str(path))
+    except (OSError, ValueError, IndexError) as error:
+        log.debug("%s: %s", path, error)
 
 
 KEY_NAMED = "correct ssh.identity_file of this host in hosts.yaml, or IdentityFile in ~/.ssh/config"

@@ -104,6 +104,7 @@ def _connect(hop: Hop, target: Target) -> None:
         where=_place(hop, target),
         explicit=hop.explicit_key,
         files=hop.identity_files,
+        certificate=hop.certificate,
         only_files=hop.identities_only,
         agent_socket=hop.agent_socket,
         by_hand=f"ssh -v -p {port} {hop.user}@{host}",

@@ -188,8 +188,9 @@ def expanded(entry: dict[str, Any], name: str) -> dict[str, Any]:
     for key in _FILES:
         if key in entry:
             result[key] = shlex.join(_TOKEN.sub(fill, word) for word in shlex.split(entry[key]))
-    if "identityagent" in entry:
-        result["identityagent"] = _TOKEN.sub(fill, entry["identityagent"])
+    for key in ("identityagent", "certificatefile"):
+        if key in entry:
+            result[key] = _TOKEN.sub(fill, entry[key])
     if "identityfile" in entry:
         result["identityfile"] = [_TOKEN.sub(fill, each) for each in entry["identityfile"]]
     return result
@@ -213,6 +214,12 @@ def identity_files(entry: dict[str, Any]) -> list[Path]:
     named = entry.get("identityfile") or list(DEFAULT_KEYS)
     paths = [Path(name).expanduser() for name in ([named] if isinstance(named, str) else named)]
     return [path for path in paths if path.is_file()]
+
+
+def certificate_file(entry: dict[str, Any]) -> Path | None:
+    """CertificateFile, which belongs to one of the keys. (KEY-cert.pub beside a key is found without it.)"""
+    name = str(entry.get("certificatefile") or "none").strip('"')
+    return None if name.lower() == "none" else Path(name).expanduser()
 
 
 def identities_only(entry: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ Run: python -m pytest tests/unit/test_remote_log_in.py
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import shutil
 import socket
@@ -31,7 +32,7 @@ from remote_box import new_key
 
 
 class Door(paramiko.ServerInterface):
-    """Lets one key in and writes down every key that was shown."""
+    """Lets one key in, and no certificate; writes down everything that was shown."""
 
     def __init__(self, right: paramiko.PKey | None) -> None:
         self.right = right
@@ -43,8 +44,9 @@ class Door(paramiko.ServerInterface):
         return "password" if self.partial else self.methods
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        self.shown.append(key.asbytes())
-        if self.right is None or key != self.right:
+        certificate = getattr(key, "public_blob", None)
+        self.shown.append(certificate.key_blob if certificate else key.asbytes())
+        if certificate or self.right is None or key != self.right:
             return AUTH_FAILED
         return AUTH_PARTIALLY_SUCCESSFUL if self.partial else AUTH_SUCCESSFUL
 
@@ -154,6 +156,70 @@ def test_the_agent_s_keys_come_first_and_then_those_of_the_home(house: House, ag
     house.door.right = held
     house.knock()
     assert set(house.door.shown) == {held.asbytes()}
+
+
+def test_the_agent_s_key_that_the_configuration_names_comes_first(house: House, agent: Path) -> None:
+    """sshd hangs up after six (MaxAuthTries): who held ten was not let in by the one that was named."""
+    for number in range(8):
+        new_key(house.home / f"other{number}")
+        add_to_agent(house.home / f"other{number}")
+    house.door.right = new_key(house.home / "mine")
+    add_to_agent(house.home / "mine")
+    (house.home / ".ssh" / "config").write_text(f"Host *\n IdentityFile {house.home}/mine\n")
+    house.knock()
+    assert set(house.door.shown) == {house.door.right.asbytes()}
+
+
+def certify(house: House, key: Path, *options: str) -> bytes:
+    """KEY-cert.pub beside the key; returns what of it a server sees."""
+    if not (house.home / "ca").exists():
+        new_key(house.home / "ca")
+    sign = [
+        "ssh-keygen",
+        "-q",
+        "-s",
+        str(house.home / "ca"),
+        "-I",
+        "me",
+        "-n",
+        "root",
+        *options,
+        f"{key}.pub",
+    ]
+    subprocess.run(sign, timeout=60, check=True)
+    return base64.b64decode(Path(f"{key}-cert.pub").read_text().split()[1])
+
+
+@pytest.mark.parametrize("how", ["beside", "named", "agent"])
+def test_a_certificate_is_offered_with_its_key_and_the_key_alone_after_it(
+    house: House, how: str, request: pytest.FixtureRequest
+) -> None:
+    """Who kept an expired certificate beside a key that the server knows was not let in."""
+    path = house.home / ".ssh" / "id_ed25519"
+    house.door.right = new_key(path)
+    certificate = certify(house, path)
+    if how != "beside":
+        elsewhere = house.home / "signed today.pub"
+        Path(f"{path}-cert.pub").rename(elsewhere)
+        (house.home / ".ssh" / "config").write_text(f'Host *\n CertificateFile "%d/{elsewhere.name}"\n')
+    if how == "agent":
+        request.getfixturevalue("agent")
+        add_to_agent(path)
+        path.unlink()
+    house.knock()
+    assert list(dict.fromkeys(house.door.shown)) == [certificate, house.door.right.asbytes()]
+
+
+def test_a_certificate_of_another_key_is_not_offered(house: House) -> None:
+    path = house.home / ".ssh" / "id_ed25519"
+    house.door.right = new_key(path)
+    new_key(house.home / "other")
+    certify(house, house.home / "other")
+    for name in ("other-cert.pub", "other.pub", "nothing", "other"):
+        house.door.shown.clear()
+        (house.home / ".ssh" / "config").write_text(f"Host *\n CertificateFile ~/{name}\n")
+        house.knock()
+        assert set(house.door.shown) == {house.door.right.asbytes()}
 
 
 def test_a_locked_key_works_through_the_agent(house: House, agent: Path) -> None:
