@@ -158,3 +158,41 @@ def test_every_option_of_every_command_says_what_it_is() -> None:
 
     assert typer.main.get_command(app).commands
     assert mute(typer.main.get_command(app), "trainer") == []
+
+
+def test_a_reader_that_has_seen_enough_is_no_bug(saved_target: Path, tmp_path: Path) -> None:
+    """`python -m trainer train recipe.yaml | head`."""
+    recipe = f"""\
+train:
+  target: {{path: {saved_target}}}
+  drafter: {{layers: 1, block_size: 4, mask_token_id: 1}}
+  objective: {{gamma: 3.0}}
+"""
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("DFLASH")}
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer", "train", "recipe.yaml"],
+            cwd=tmp_path,
+            env=env | {"PYTHONPATH": str(PROJECT)},
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    finally:
+        os.close(writing)
+    wanted = "error: nobody reads the output any more\nnext: let it write to a file: > log 2>&1\n"
+    assert (done.returncode, done.stderr) == (1, wanted)
+
+
+def test_another_broken_pipe_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    from trainer.guard import guarded
+
+    def fail() -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    assert guarded(fail) == 1
+    assert "Traceback" in capsys.readouterr().err
