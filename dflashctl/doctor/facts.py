@@ -63,6 +63,8 @@ class Facts:
     """None for engine local."""
     box: Mapping[str, Any] | None = None
     box_problem: str = ""
+    box_next: str = ""
+    """What would mend that, as it stands in brackets at its end."""
     inside: Mapping[str, Any] | None = None
     inside_problem: str = ""
     inside_asked: bool = True

@@ -62,8 +62,8 @@ def _read(engine: Engine, contact: Contact | None, say: Say, torch_s: float) -> 
         "paths": _paths(host),
         "program_timeout_s": PROGRAM_S,
     }
-    box, box_problem = _ask(engine, "doctor_host", request, "host", HOST_CALL_S, clocks, say)
-    seen = Facts(host, contact, box, box_problem)
+    box, box_problem, box_next = _ask(engine, "doctor_host", request, "host", HOST_CALL_S, clocks, say)
+    seen = Facts(host, contact, box, box_problem, box_next)
     python, why = runnable_python(seen)
     inside: Mapping[str, Any] | None = None
     asked = not why
@@ -77,8 +77,8 @@ def _read(engine: Engine, contact: Contact | None, say: Say, torch_s: float) -> 
             "torch_timeout_s": torch_s,
             "program_timeout_s": PROGRAM_S,
         }
-        inside, why = _ask(engine, "doctor_inside", request, "inside", torch_s + SLACK_S, clocks, say)
-    return Facts(host, contact, box, box_problem, inside, why, asked, clocks)
+        inside, why, _ = _ask(engine, "doctor_inside", request, "inside", torch_s + SLACK_S, clocks, say)
+    return Facts(host, contact, box, box_problem, box_next, inside, why, asked, clocks)
 
 
 def runnable_python(seen: Facts) -> tuple[str, str]:
@@ -110,8 +110,8 @@ def _ask(
     timeout_s: float,
     clocks: dict[str, Clock],
     say: Say,
-) -> tuple[dict[str, Any] | None, str]:
-    """(the answer, "") or (None, why there is none)."""
+) -> tuple[dict[str, Any] | None, str, str]:
+    """(the answer, "", "") or (None, why there is none and in brackets what to do, the latter alone)."""
     sent = time.time()
 
     def hear(event: Event) -> None:
@@ -122,8 +122,8 @@ def _ask(
             say(f"importing torch inside ({waited:.0f} s)")
 
     try:
-        return call(engine, op, request, where=where, timeout_s=timeout_s, on_event=hear), ""
+        return call(engine, op, request, where=where, timeout_s=timeout_s, on_event=hear), "", ""
     except DflashError as error:
-        return None, f"{error.what}{f' ({error.next})' if error.next else ''}"
+        return None, f"{error.what}{f' ({error.next})' if error.next else ''}", error.next
     except AgentBug as error:
-        return None, str(error).splitlines()[0]
+        return None, str(error).splitlines()[0], ""

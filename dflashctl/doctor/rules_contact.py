@@ -74,7 +74,8 @@ def host(facts: Facts) -> Finding:
         if facts.contact is not None and facts.contact.trouble:
             return not_known(facts.box_problem)
         means = "neither the container nor the GPUs can be looked at from there"
-        return failure(facts.box_problem, means, "see whether `python3` runs there for the ssh user")
+        found = facts.box_problem.removesuffix(f" ({facts.box_next})")
+        return failure(found, means, facts.box_next or "see whether `python3` runs there for the ssh user")
     user = "as root" if facts.box.get("uid") == 0 else f"as uid {whole(facts.box.get('uid'))}"
     return ok(f"answers {user}, kernel {text(facts.box.get('kernel'))}")
 

@@ -94,8 +94,16 @@ def check(known: list[KnownKey], offered: Offered, *, label: str, where: str) ->
     if any(line.blob == offered.blob for line in plain):
         return
     if not plain:
+        authority = next(
+            (
+                f" by itself (@cert-authority in {line.where} is not asked)"
+                for line in known
+                if line.marker == "@cert-authority"
+            ),
+            "",
+        )
         raise UnknownHostKey(
-            f"the host key of {offered.name} is not known: {offered}",
+            f"the host key of {offered.name} is not known{authority}: {offered}",
             where=where,
             next=f"compare the fingerprint with the machine's own, then: dflashctl host trust {label}",
         )

@@ -117,6 +117,9 @@ def classify_sudo(stderr: str, where: str) -> DflashError | None:
         return UsageError(
             f"sudo refused: {found['why']}",
             where=where,
-            next="allow the ssh user to use sudo without a password (NOPASSWD in sudoers), or use root",
+            next="allow it in sudoers (Defaults:USER !requiretty), or use root"
+            if " tty" in found["why"]
+            else "allow the ssh user all commands without a password (USER ALL=NOPASSWD: ALL in sudoers),"
+            " or use root",
         )
     return None

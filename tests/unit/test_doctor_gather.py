@@ -104,6 +104,8 @@ def test_a_side_that_fails_leaves_its_reason_and_the_other(play: Any) -> None:
     assert found.inside is not None and found.box_problem == "the connection was lost (again)"
     assert line(judge(found), "torch").status in ("ok", "failure")
     assert line(judge(found), "Proxmox").found == "the connection was lost (again)"
+    told = line(judge(found), "host")
+    assert (told.found, told.mend) == ("the connection was lost", "again"), "not another mend than its own"
 
 
 def test_a_bug_of_the_agent_leaves_the_rest(play: Any) -> None:

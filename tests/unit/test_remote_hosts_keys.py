@@ -130,7 +130,7 @@ def test_one_of_several_known_keys_is_enough() -> None:
 
 def test_a_certificate_authority_is_no_key_of_the_host() -> None:
     known = keys_for(parse(f"@cert-authority box {TYPE} {KEY}"), "box")
-    with pytest.raises(UnknownHostKey):
+    with pytest.raises(UnknownHostKey, match="@cert-authority in known_hosts:1 is not asked"):
         check(known, Offered("box", TYPE, BLOB), label="l", where="w")
 
 

@@ -142,6 +142,13 @@ def test_sudo_speaks_first_or_not_at_all() -> None:
     assert refused is not None and refused.what == "sudo refused: a password is required"
 
 
+def test_a_sudo_that_wants_a_terminal_is_not_told_to_want_no_password() -> None:
+    refused = classify_sudo("sudo: sorry, you must have a tty to run sudo\n", "w")
+    assert refused is not None and "requiretty" in refused.next and "NOPASSWD" not in refused.next
+    asked = classify_sudo("sudo: a terminal is required to read the password\n", "w")
+    assert asked is not None and "NOPASSWD" in asked.next
+
+
 def test_the_signs_of_a_frozen_container() -> None:
     assert freezer.is_stopped(b"4242 (a ) T) T 1 2\n0::/\n")
     assert not freezer.is_stopped(b"4242 (init) S 1 2\n")
