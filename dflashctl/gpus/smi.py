@@ -30,6 +30,9 @@ MEANINGS = (
 )
 """What a person should read behind NVML's words."""
 
+MOST_SAID = 400
+"""Characters of an answer that is none: a person reads them in one line."""
+
 WARNED = 14
 """nvidia-smi's exit code for a damaged infoROM: it says so, and all the same reads everything."""
 
@@ -196,7 +199,8 @@ def failure(reading: Mapping[str, Any], otherwise: str) -> str:
         return "nvidia-smi does not answer (it hangs in the driver)"
     if problem:
         return f"nvidia-smi cannot be run: {problem}"
-    said = " ".join(_lines(reading)) or str(reading.get("stderr") or "").strip() or otherwise
+    said = " ".join(_lines(reading)) or " ".join(str(reading.get("stderr") or "").split()) or otherwise
+    said = said if len(said) <= MOST_SAID else said[:MOST_SAID] + " ..."
     meaning = next((meaning for words, meaning in MEANINGS if words in said), "")
     code = f" (exit code {reading.get('exit')})" if reading.get("exit") else ""
     return f"{said}{code}" + (f": {meaning}" if meaning else "")

@@ -206,8 +206,10 @@ def no_answer(
         said = tail or _tail(completed.stdout)
         if said.startswith("Traceback"):  # of the loader, on a request that came maimed
             said = said.splitlines()[-1]
-        attached = by_ssh and not tail.startswith("lxc-attach:")
-        hint = NOT_BEGUN if attached else "run it again; if it stays, try its `python:` there by hand"
+        silent = not tail or tail.startswith("Traceback")
+        hint = (
+            NOT_BEGUN if by_ssh and silent else "it did not begin; try `python:` of this host there by hand"
+        )
     return Unreachable(
         f"{op} ended without an answer (exit code {completed.exit_code}): {said or 'not a word'}",
         where=where,

@@ -74,6 +74,11 @@ def test_no_answer_at_all(problem: str, said: str) -> None:
     assert smi.read({}).problem == "nvidia-smi was not asked"
 
 
+def test_an_answer_that_never_ends_is_not_told_whole() -> None:
+    read = smi.read(answer(reading("0123456789 " * 100_000)))
+    assert read.problem is not None and len(read.problem) < 500
+
+
 def test_an_exit_code_of_zero_without_rows_is_a_failure_too() -> None:
     assert smi.read(answer(reading())).problem == "nvidia-smi lists no GPU"
 
