@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import sys
 import traceback
 from collections.abc import Callable
@@ -38,11 +37,7 @@ def guarded(work: Callable[[], None], files: RunFiles | None = None, interrupted
         return INTERRUPTED
     except Exception as error:
         known = files.fail(error) if files else failures.of_error(error)
-        told = (
-            error
-            if isinstance(error, TrainerError)
-            else of_the_disk(error) or _of_a_package(error) or _of_the_reader(error)
-        )
+        told = error if isinstance(error, TrainerError) else of_the_disk(error) or _of_a_package(error)
         said = f"error: {told}" if told else traceback.format_exc().rstrip()
         say("\n".join([said, failures.words(known)] if known else [said]))
         return told.exit_code if told else 1
@@ -52,18 +47,6 @@ def guarded(work: Callable[[], None], files: RunFiles | None = None, interrupted
 def _of_a_package(error: Exception) -> ConfigError | None:
     told = needs.missing_package(error)
     return ConfigError(told[0], next=told[1]) if told else None
-
-
-def _of_the_reader(error: Exception) -> TrainerError | None:
-    """Of `| head`, which has seen enough, or a `| tee` that died: no bug of ours."""
-    if not isinstance(error, BrokenPipeError):
-        return None
-    with suppress(OSError, ValueError):
-        look = select.poll()
-        look.register(sys.stdout.fileno(), 0)
-        if any(event & select.POLLERR for _, event in look.poll(0)):
-            return TrainerError("nobody reads the output any more", next="let it write to a file: > log 2>&1")
-    return None
 
 
 def as_command(work: Callable[[], None], interrupted: str = "stopped") -> NoReturn:
