@@ -18,6 +18,8 @@ def cannot_start(command: Sequence[str], cwd: str, env: Dict[str, str], error: E
 
 def _why(program: str, cwd: str, env: Dict[str, str], error: Exception) -> str:
     number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EAGAIN:
+        return "no more processes are allowed there (pids.max of the container, or ulimit -u)"
     if number not in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR):
         return str(error)
     path = _found(program, cwd, env)

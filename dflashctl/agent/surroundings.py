@@ -19,6 +19,7 @@ HINTS = {
     errno.ENOTCONN: "what serves its mount has gone: mount it anew",
     errno.EMFILE: "raise `ulimit -n` there",
     errno.ENFILE: "that machine has too many open files",
+    errno.EAGAIN: "no more processes are allowed there: pids.max of the container, or ulimit -u",
     errno.ENOMEM: "that machine, or its container, is out of memory",
 }
 

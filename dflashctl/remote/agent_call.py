@@ -210,12 +210,20 @@ def no_answer(
         hint = (
             NOT_BEGUN if by_ssh and silent else "it did not begin; try `python:` of this host there by hand"
         )
+    if any(words in tail for words in AT_A_LIMIT):
+        hint = (
+            "no more processes, or no more memory, are allowed there: look at pids.max and memory.max of the"
+            " container, ulimit -u, and what runs"
+        )
     return Unreachable(
         f"{op} ended without an answer (exit code {completed.exit_code}): {said or 'not a word'}",
         where=where,
         next=hint,
     )
 
+
+AT_A_LIMIT = ("Resource temporarily unavailable", "Cannot allocate memory", "can't start new thread")
+"""What a shell, lxc-attach and Python say where fork fails."""
 
 NOT_BEGUN = (
     "it did not begin: what stands between ssh and a command took its place, or its input. A start-up file of"

@@ -174,6 +174,22 @@ def test_a_host_without_python_is_not_told_to_set_the_container_s() -> None:
     assert "hosts.yaml" not in error.next and "PATH" in error.next
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "lxc-attach: 200: attach.c: 1611 Resource temporarily unavailable - Failed to clone attached process",
+        "bash: fork: retry: Resource temporarily unavailable",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "RuntimeError: can't start new thread",
+    ],
+)
+@pytest.mark.parametrize("began", [True, False])
+def test_a_machine_at_its_limits_is_told_as_that(said: str, began: bool) -> None:
+    done = Completed(("python3",), 1, b"", said.encode() + b"\n", 0.1)
+    error = no_answer(done, op="ping", python="/v/python", where="ct200", began=began, by_ssh=True)
+    assert "pids.max" in error.next and said in error.what
+
+
 def test_a_container_that_cannot_be_entered_is_no_matter_of_the_login_shell() -> None:
     for said in (b"lxc-attach: 200: lxclock.c: 190 Read-only file system\n", b"Failed to rexec as memfd\n"):
         done = Completed(("python3",), 1, b"", said, 0.1)

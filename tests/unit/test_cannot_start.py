@@ -55,6 +55,11 @@ def test_what_is_missing_is_told_with_where_it_was_looked_for(tmp_path: Path) ->
     assert f"but in {tmp_path}: write ./run.sh" in why(tmp_path, "run.sh")
 
 
+def test_no_more_processes_are_no_fault_of_the_program() -> None:
+    said = cannot_start(["python"], "/", {}, BlockingIOError(11, "Resource temporarily unavailable"))
+    assert "pids.max" in said and "Errno" not in said
+
+
 def test_a_folder_and_a_path_through_a_file(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "file").write_text("")
