@@ -19,6 +19,9 @@ def _command() -> None:
             told = needs.missing_package(error)
             if told is None:
                 raise
+        except KeyboardInterrupt:  # no command has begun that could tell it
+            print("stopped", file=sys.stderr, flush=True)
+            raise SystemExit(130) from None
         else:
             main()
             return

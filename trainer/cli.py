@@ -30,7 +30,7 @@ from trainer.topology.cli import plan
 from trainer.topology.planning import resolve_auto
 from trainer.topology.rank import RankFiles, WatchedFiles
 from trainer.topology.start import as_watched, launch, wanted_ranks
-from trainer.writing import lock, lose_lines_that_do_not_fit
+from trainer.writing import lock, lose_lines_that_cannot_be_told
 
 if TYPE_CHECKING:
     from trainer.topology.ranks import Ranks
@@ -96,6 +96,7 @@ def _begun() -> RunFiles:
     def begin() -> None:
         files = RunFiles(run_folder())
         lock(files.folder / "launcher.lock")  # before anything of another run's is written over
+        files.forget_failure()
         files.enter("loading")
         begun.append(files)
 
@@ -118,7 +119,7 @@ def train(
 ) -> None:
     """Train a drafter as the recipe says; files go to $DFLASH_RUN_DIR, else to ./runs/<time>."""
     prepare_environment()
-    lose_lines_that_do_not_fit()
+    lose_lines_that_cannot_be_told()
     if "DFLASH_RUN_DIR" not in os.environ:  # by hand: a recipe that is refused leaves no folder behind
         refused = guarded(partial(_refuse, recipe, resume))
         if refused:
@@ -151,7 +152,7 @@ AllowChanges = Annotated[bool, typer.Option("--allow-changes")]
 def alone(recipe: Path, resume: Resume = None, allow_changes: AllowChanges = False) -> None:
     """The one process of a run that has no others; the launcher starts it."""
     prepare_environment()
-    lose_lines_that_do_not_fit()
+    lose_lines_that_cannot_be_told()
     files = WatchedFiles(run_folder())
     as_watched(files, lambda: trained(recipe, files, for_stdout(files.started), resume, allow_changes, None))
 
@@ -160,7 +161,7 @@ def alone(recipe: Path, resume: Resume = None, allow_changes: AllowChanges = Fal
 def rank(recipe: Path, resume: Resume = None, allow_changes: AllowChanges = False) -> None:
     """One process of several; the launcher starts it."""
     prepare_environment()
-    lose_lines_that_do_not_fit()
+    lose_lines_that_cannot_be_told()
     files = RankFiles(run_folder(), int(os.environ["RANK"]))
 
     def work() -> int:

@@ -9,7 +9,6 @@ import fcntl
 import io
 import json
 import os
-import stat
 import sys
 import tempfile
 from contextlib import suppress
@@ -21,6 +20,7 @@ from trainer.errors import ConfigError, TrainerError
 VERSION = 1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+UNHEARD = (errno.EPIPE, errno.EIO)
 RESERVED = 1 << 16  # bytes: a traceback, several times over
 
 
@@ -132,24 +132,25 @@ def to_log(text: str) -> None:
 class _Losing(io.FileIO):
     def write(self, data: Any) -> int:
         try:
-            return super().write(data) or 0
+            written = super().write(data)
         except OSError as problem:
-            if problem.errno not in FULL:
+            if problem.errno not in (*FULL, *UNHEARD):
                 raise
-            return len(data)
+            written = None
+        return len(data) if written is None else written  # None: it does not block, and is full
 
 
-def lose_lines_that_do_not_fit() -> None:
-    """From now on, what is printed into a log file on a full disk is lost, and raises nothing."""
+def lose_lines_that_cannot_be_told() -> None:
+    """From now on, what is printed into a log file on a full disk, a terminal that has closed or a pipe that
+    nobody reads is lost, and raises nothing: hours of training are not to end with who looked on.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         try:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                continue
+            raw = _Losing(stream.fileno(), "wb", closefd=False)
+            stream.flush()
         except (OSError, ValueError):  # closed, or in memory
             continue
-        stream.flush()
-        raw = _Losing(stream.fileno(), "wb", closefd=False)
         text = io.TextIOWrapper(
             raw if stream.write_through else io.BufferedWriter(raw),
             encoding=stream.encoding,

@@ -57,6 +57,19 @@ def test_threads_and_what_was_registered_come_first(words: list[str], code: int,
     assert code or "Train DFlash drafters" in done.stdout
 
 
+def test_ctrl_c_during_the_imports_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "--help"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{PROJECT}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+
+
 def test_what_cannot_be_written_is_no_success(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         assert trainer(["--help"], tmp_path, full).returncode != 0

@@ -226,7 +226,9 @@ def test_a_root_cause_that_cannot_be_written_hides_no_failure(tmp_path: Path, ca
     assert "root_cause.json cannot be written: " in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal_is_raised_at_the_next_beat(tmp_path: Path, number: signal.Signals, code: int) -> None:
     body = (
         "from trainer.errors import Stopped\nprint('ready', flush=True)\n"
@@ -238,6 +240,38 @@ def test_a_signal_is_raised_at_the_next_beat(tmp_path: Path, number: signal.Sign
         process.send_signal(number)
         assert process.wait(30) == code
         assert process.stdout.read() == f"stopped by {number.name}\n"
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
+    body = (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\nfiles.beat()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "try:\n    files.beat()\nexcept Exception as stop:\n    print(stop)\n"
+    )
+    command = ["nohup", *program(tmp_path, body)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "stopped by SIGTERM\n"
+
+
+@pytest.mark.parametrize("kind", ["terminal", "pipe"])
+def test_output_that_nobody_reads_any_more_ends_nothing(kind: str, tmp_path: Path) -> None:
+    body = (
+        "from trainer.writing import lose_lines_that_cannot_be_told\nlose_lines_that_cannot_be_told()\n"
+        "print('ready', flush=True)\nsys.stdin.read()\n"
+        "for step in range(100):\n    print('lost', flush=True); print('lost', file=sys.stderr)\n"
+        "files.note('all printed')\n"
+    )
+    ours, theirs = os.openpty() if kind == "terminal" else os.pipe()
+    with subprocess.Popen(
+        program(tmp_path, body), cwd=PROJECT, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        assert os.read(ours, 5) == b"ready"
+        os.close(ours)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert lines(tmp_path / "events.jsonl")[-1]["text"] == "all printed"
 
 
 HANG_IN_C = (  # a mutex that its own thread has locked: the interpreter runs nothing in the main thread
@@ -344,8 +378,8 @@ def on_full_disk(folder: Path, body: str) -> tuple[int, Path]:
         "        for size in (4096, 1):\n"
         "            try:\n                while True: file.write(b'x' * size)\n"
         "            except OSError: pass\n"
-        "from trainer.writing import lose_lines_that_do_not_fit\n"
-        "print('before', flush=True)\nlose_lines_that_do_not_fit()\nprint('then', flush=True)\n"
+        "from trainer.writing import lose_lines_that_cannot_be_told\n"
+        "print('before', flush=True)\nlose_lines_that_cannot_be_told()\nprint('then', flush=True)\n"
     )
     begun = program(folder / "run", "")[-1]
     command = on_small_disk(folder, "1m", [sys.executable, "-c", begin + begun + body])

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from trainer import config as configs
 from trainer.checkpoint.files import listed
-from trainer.cli import app
+from trainer.cli import _begun, app
 from trainer.errors import ConfigError
 from trainer.model.target_files import find_target
 from trainer.run.runfiles import RunFiles
@@ -65,6 +65,16 @@ def test_a_folder_in_which_a_run_goes_on_is_left_as_it_is(
         "next: let it end, or name another folder in DFLASH_RUN_DIR\n"
     )
     assert [path.name for path in run_dir.iterdir()] == ["launcher.lock"]
+
+
+def test_a_failure_of_an_earlier_life_is_not_this_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that life had saved nothing to go on from."""
+    RunFiles(tmp_path).fail(ValueError("the first life's"))
+    monkeypatch.setenv("DFLASH_RUN_DIR", str(tmp_path))
+    _begun()
+    assert not (tmp_path / "root_cause.json").exists() and (tmp_path / "root_cause_before.json").exists()
 
 
 def test_a_step_that_is_kept_as_the_best_is_not_saved_again_one_later(

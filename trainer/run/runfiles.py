@@ -282,8 +282,8 @@ class RunFiles:
         return known
 
     def listen(self) -> None:
-        """From now on SIGTERM and SIGINT end the run at its next `beat`, and an exception in any thread but a
-        tracker's at once. Room for the root cause is kept on the disk.
+        """From now on SIGTERM, SIGINT and SIGHUP end the run at its next `beat`, and an exception in any
+        thread but a tracker's at once. Room for the root cause is kept on the disk.
 
         A second signal, two seconds later or more, ends the process immediately. SIGUSR1 ends nothing:
         faulthandler writes all threads' stacks into `stacks-<pid>.txt` in the run's folder, also while Python

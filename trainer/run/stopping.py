@@ -1,4 +1,4 @@
-"""Being told to stop: the first SIGTERM or SIGINT saves, a second one kills.
+"""Being told to stop: the first SIGTERM, SIGINT or SIGHUP saves, a second one kills.
 
 Python runs a signal's handler in the main thread between two of its steps, so not while that waits for a GPU
 or a disk. What must hold even then hangs on the descriptor that the C level writes every signal to at once,
@@ -17,13 +17,14 @@ from types import FrameType
 SECOND_AFTER_S = (
     2.0  # a signal that comes sooner is the first one's echo: a terminal and a launcher both send it
 )
-NUMBERS = (signal.SIGTERM, signal.SIGINT)
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopSignals:
     """From its making on, the first signal is kept for `take`, and one that comes 2 s later ends the process.
 
-    Main thread only. The exit status is 128 + the signal's number both ways: 143, 130.
+    Main thread only. The exit status is 128 + the signal's number both ways: 143, 130, 129.
+    SIGHUP, of a terminal that closes, stays ignored where it is (nohup).
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,8 @@ class StopSignals:
         writer.setblocking(False)
         self._writer = writer  # kept open
         for number in NUMBERS:
-            signal.signal(number, self._first)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._first)
         signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=_watch, args=(reader,), name="signals", daemon=True).start()
 

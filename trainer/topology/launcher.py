@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.machine import process_start
-from trainer.run.stopping import StopSignals
+from trainer.run.stopping import NUMBERS, StopSignals
 from trainer.topology.cause import TOLD_TO_END, Trace, despite_stop, root_cause
 from trainer.topology.pulse import Pulses, Quiet, Sign, merged
 from trainer.topology.spawn import Deaths, run_alone, run_ranks
@@ -37,7 +37,7 @@ GONE_S = 3.0  # after a rank is gone, the others have ended by themselves, or ha
 END_S = 3.0  # more, and whoever is left is ended
 SAVE_S = 600.0  # for saving, once a stop was asked for
 EXIT_FAILED = 1
-STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT)
+STOPPED = tuple(128 + number for number in NUMBERS)
 DONE = "done"
 DOOR = "door.json"  # where a drafter waits for targets
 
