@@ -16,7 +16,7 @@ from . import AgentError, kin, proc
 from .compilecache import compile_cache
 from .flock import exclusive
 from .payload import payload_bytes
-from .runfolder import TAG_PATTERN, RunFolder, folder_of, list_runs, unfinished_runs, write_bytes
+from .runfolder import NEWER, TAG_PATTERN, RunFolder, folder_of, list_runs, unfinished_runs, write_bytes
 from .sentfiles import write_files
 from .spawn import STARTED_S, find_supervisor, spawn_supervisor
 from .surroundings import HINTS
@@ -111,7 +111,8 @@ def _start(run: RunFolder, record: Dict[str, Any], request: Dict[str, Any]) -> D
 
 
 def refuse_conflicts(run: RunFolder, record: Dict[str, Any], *, allow_busy: bool) -> None:
-    """Raises AgentError when a run that is not over has the tag, the log, or (unless allowed) a GPU."""
+    """Raises AgentError when a run that is not over has the tag, the log, or (unless allowed) a GPU, or when
+    a live one was launched by a later dflashctl, whose record does not tell us."""
     processes = proc.table()
     tagged = kin.tagged(processes)
     state_dir = os.path.dirname(os.path.dirname(run.path))
@@ -119,8 +120,15 @@ def refuse_conflicts(run: RunFolder, record: Dict[str, Any], *, allow_busy: bool
     for other in unfinished_runs(state_dir):
         if other.id == run.id:
             continue
-        theirs = other.record().value
+        theirs, problem = other.record()
         alive = other.live(processes)
+        if alive and NEWER in (problem or ""):
+            what = (
+                "run %s is live, and was launched by a newer dflashctl: its tag, log and GPUs are not known"
+            )
+            raise AgentError(
+                "locked", what % other.id, other.path, "launch with that one, or update this one"
+            )
         if theirs is None or not (alive or [one for one in other.family(processes, tagged) if not one.dead]):
             continue
         who = "run %s (tag %s)" % (other.id, theirs.get("tag"))

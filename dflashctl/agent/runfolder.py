@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tu
 from . import cgroup, kin, proc
 
 VERSION = 1
+NEWER = "newer than this dflashctl knows"
 MOST_DEPTH = 32
 ID_PATTERN = re.compile(r"\d{8}T\d{9}-[0-9a-f]{6}")
 TAG_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -84,7 +85,7 @@ def read_json(path: str) -> Loaded:
     if version is None:
         return Loaded(None, "%s: no version" % path)
     if version > VERSION:
-        return Loaded(None, "%s: version %d, newer than this dflashctl knows (%d)" % (path, version, VERSION))
+        return Loaded(None, "%s: version %d, %s (%d)" % (path, version, NEWER, VERSION))
     return Loaded(value, None)
 
 

@@ -124,6 +124,20 @@ def test_a_log_of_a_live_run_is_not_shared(box: Any) -> None:
     assert error.value.kind == "locked"
 
 
+def test_a_live_run_of_a_newer_dflashctl_is_not_taken_for_none(box: Any) -> None:
+    """Its tag was given away and its log moved aside; a damaged record alone stops nobody."""
+    first = box.launch(["sleep", "30"], "a")
+    record = Path(box.run(first).file("record.json"))
+    whole = record.read_text()
+    record.write_text(json.dumps({**json.loads(whole), "version": 2}))
+    with pytest.raises(AgentError, match="newer dflashctl") as error:
+        box.launch(["sleep", "30"], "a")
+    assert error.value.kind == "locked" and "update" in error.value.next
+    record.write_text("{")
+    box.launch(["sleep", "30"], "b")
+    record.write_text(whole)
+
+
 def test_a_tag_is_free_again_after_the_end_and_the_old_log_is_kept(box: Any) -> None:
     first = box.python("print('KeyError of the first')")
     box.wait(first)
