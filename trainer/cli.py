@@ -141,7 +141,8 @@ def train(
         raise SystemExit(failed)
     options = ["--resume", str(resume.resolve())] if resume else []
     options += ["--allow-changes"] if allow_changes else []
-    launch(files.folder, ranks, [str(recipe), *options])
+    failed = guarded(partial(launch, files.folder, ranks, [str(recipe), *options]), files)
+    raise SystemExit(failed)
 
 
 Resume = Annotated[Path | None, typer.Option()]

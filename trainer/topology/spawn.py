@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.errors import TrainerError
+
+HERE = "127.0.0.1"
+CONNECT_S = 5.0
 Deaths = dict[int, tuple[int, float]]
 """Rank -> exit code (negative: a signal) and when (s since the epoch), of those that did not end well."""
 
@@ -31,8 +36,24 @@ def run_alone(argv: Sequence[str]) -> Deaths:
     return {0: (code, time.time())} if code else {}
 
 
+def _check_loopback() -> None:
+    """At once and in a sentence, what the rendezvous would find after a minute, in a traceback."""
+    try:
+        with (
+            socket.create_server((HERE, 0)) as server,
+            socket.create_connection(server.getsockname(), CONNECT_S),
+        ):
+            pass
+    except OSError as problem:
+        raise TrainerError(
+            f"the processes of a run meet at {HERE}, and nothing can be reached there: {problem.strerror}",
+            next="bring the loopback interface up (ip link set lo up), or use one process (layout.ranks: 1)",
+        ) from None
+
+
 def run_ranks(argv: Sequence[str], run: Path, ranks: int) -> Deaths:
-    """`python argv` for every rank, until the last has ended."""
+    """`python argv` for every rank, until the last has ended. Raises TrainerError: they could not meet."""
+    _check_loopback()
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -51,8 +72,8 @@ def run_ranks(argv: Sequence[str], run: Path, ranks: int) -> Deaths:
         logs_specs=DefaultLogsSpecs(log_dir=str(run / "ranks")),
         run_id=run.name,
         rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
+        rdzv_endpoint=f"{HERE}:0",
+        local_addr=HERE,
         max_restarts=0,
         monitor_interval=0.1,
     )

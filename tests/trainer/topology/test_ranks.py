@@ -77,6 +77,26 @@ def test_a_signal_to_the_launcher(
     assert not (folder / "root_cause.json").exists()
 
 
+def test_ranks_that_have_nowhere_to_meet_are_told_so(saved_target: Path, tmp_path: Path) -> None:
+    """In a container whose loopback interface is down, or knows IPv6 alone."""
+    content = section(saved_target, colocated(2), 2)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps({"name": "tiny", "train": content}))
+    apart = ["unshare", "--user", "--map-root-user", "--net"]
+    done = subprocess.run(
+        [*apart, sys.executable, "-m", "trainer", "train", str(recipe)],
+        env=os.environ | {"DFLASH_RUN_DIR": str(tmp_path / "run")},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the processes of a run meet at 127.0.0.1, and nothing can be re")
+    assert "next: bring the loopback interface up" in done.stderr and "Traceback" not in done.stderr
+    assert "nothing can be reached" in json.loads((tmp_path / "run" / "root_cause.json").read_text())["error"]
+
+
 def test_split_trains_as_one_process_does(saved_target: Path, tmp_path: Path) -> None:
     run(configs.load(section(saved_target, colocated(1), 5)), RunFiles(tmp_path / "alone"), lambda text: None)
     folder = tmp_path / "split"
