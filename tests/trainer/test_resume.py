@@ -5,6 +5,7 @@ Run: python -m pytest tests/trainer/test_resume.py
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -277,6 +278,26 @@ def test_other_code_is_said_and_allowed(old: Path, target: Path, tmp_path: Path)
     resume.check_same(at(old, STEPS), facts, {"code": other}, False, said.append)
     (line,) = said
     assert line.startswith("WARNING: other code than the checkpoint's: torch: ")
+
+
+def test_a_key_that_came_after_a_checkpoint_is_its_default_there(
+    old: Path, target: Path, tmp_path: Path
+) -> None:
+    """Newer code with one more key still goes on with what older code has saved."""
+    saved = at(old, STEPS)
+    facts = json.loads((saved / "trainer.json").read_text())
+    del facts["train"]["target"]["compile"], facts["train"]["execution"], facts["train"]["optimizer"]["beta2"]
+    text = json.dumps(facts)
+    (saved / "trainer.json").write_text(text)
+    table = json.loads((saved / "checksums.json").read_text())
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    table["files"]["trainer.json"] = {"bytes": len(text), "sha256": digest}
+    (saved / "checksums.json").write_text(json.dumps(table))
+    train(section(target), old, old)
+    other = section(target)
+    other["optimizer"] = {**other["optimizer"], "beta2": 0.99}
+    with pytest.raises(ConfigError, match=r"train\.optimizer\.beta2: 0\.95 there, 0\.99 here"):
+        train(other, old, old)
 
 
 def test_rows_that_time_cut_short_are_made_as_many_again(

@@ -87,6 +87,16 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
+def completed(known: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`known`, and the keys that it lacks from `defaults`, at every depth."""
+    both = {
+        key: completed(value, defaults[key])
+        for key, value in known.items()
+        if isinstance(value, Mapping) and isinstance(defaults.get(key), Mapping)
+    }
+    return {**defaults, **known, **both}
+
+
 def differences(there: Any, here: Any, besides: Collection[str] = ()) -> list[str]:
     """ "key.path: a there, b here" for every value that differs; not below the keys of `besides`."""
     one, other = flat(there), flat(here)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.files import step_of
-from trainer.checkpoint.identity import differences
+from trainer.checkpoint.identity import completed, differences
+from trainer.config import Target, TrainConfig
 from trainer.errors import ConfigError
 
 # What may differ from the run that wrote a checkpoint: where and how it runs and what it reports, not what it
@@ -144,7 +145,10 @@ def check_same(
     for line in differences(saved["code"], present.get("code", saved["code"])):
         say(f"WARNING: other code than the checkpoint's: {line}")
     keys = sorted({*present} - {"code"})
-    found = differences({key: saved[key] for key in keys}, {key: present[key] for key in keys}, FREE)
+    there = {key: saved[key] for key in keys}
+    if "train" in there:  # what its code did before a key was thought of is that key's default
+        there["train"] = completed(there["train"], asdict(TrainConfig(Target(""))))
+    found = differences(there, {key: present[key] for key in keys}, FREE)
     if found and not allow_changes:
         raise ConfigError(
             "this checkpoint is of another recipe or data:\n" + "\n".join(f"  {line}" for line in found),
