@@ -149,7 +149,7 @@ class SshConnection:
                     next="a deploy or a launch runs two commands at once: MaxSessions in its sshd_config must"
                     " be 2 or more (10 is usual)"
                     if refused
-                    else "",
+                    else "it let us in and then hung up; its log says why: journalctl -u ssh",
                 ) from error
 
     def _open(self) -> paramiko.Transport:

@@ -49,12 +49,25 @@ class HostKeyRules:
         return self.files[0]
 
 
+class Config(SSHConfig):
+    """paramiko's, which would canonicalize the name that a person typed in the place of its HostName."""
+
+    def canonicalize(self, hostname: str, options: Any, domains: Any) -> Any:
+        """CanonicalizeHostname: as in OpenSSH, HostName is what domains are appended to, unless its dots are
+        too many; an address has no domain."""
+        named = str(options.get("hostname") or hostname)
+        dots = int(options.get("canonicalizemaxdots", 1))
+        if named.count(".") > dots or ":" in named or domains == ["none"]:
+            return named
+        return super().canonicalize(named, options, domains)
+
+
 def load(paths: Iterable[Path] | None = None) -> SSHConfig:
     """The person's configuration, then the system's (the first value of a keyword wins, as in OpenSSH).
 
     Raises UsageError naming the file that does not parse.
     """
-    config = SSHConfig()
+    config = Config()
     for path in (Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG) if paths is None else paths:
         try:
             lines = expand_includes(path)
@@ -66,6 +79,8 @@ def load(paths: Iterable[Path] | None = None) -> SSHConfig:
             continue
         except OSError as error:
             raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    # paramiko asks for it wherever names are canonicalized; OpenSSH needs none.
+    config.parse(["Host *\n", "CanonicalDomains none\n"])
     return config
 
 

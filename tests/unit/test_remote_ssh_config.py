@@ -53,6 +53,24 @@ def lookup(home: Path, name: str) -> dict[str, object]:
     return dict(sshconfig.load().lookup(name))
 
 
+@pytest.mark.parametrize("name", ["192.0.2.3", "2001:db8::1", "gpu.example.org", "other"])
+def test_a_host_name_that_is_given_is_what_is_canonicalized(home: Path, name: str) -> None:
+    """With CanonicalizeHostname for all hosts, HostName was lost: `the name gpu is not known`."""
+    write(
+        home,
+        f"Host gpu\n HostName {name}\n Port 2222\nHost *\n CanonicalizeHostname yes\n"
+        " CanonicalDomains invalid\n",
+    )
+    (hop,) = hops_of(Target(label="ct200", host="gpu"))
+    assert hop.address == (name, 2222)
+
+
+def test_names_are_canonicalized_in_no_domain_when_none_is_named(home: Path) -> None:
+    write(home, "Host gpu\n HostName other\nHost *\n CanonicalizeHostname yes\n")
+    (hop,) = hops_of(Target(label="ct200", host="gpu"))
+    assert hop.address[0] == "other"
+
+
 def test_names_ports_users_and_keys_come_from_the_configuration(home: Path) -> None:
     key = home / ".ssh" / "gpu_key"
     key.write_text("")
