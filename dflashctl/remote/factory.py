@@ -19,6 +19,10 @@ def open_engine(host: Host) -> Engine:
         from dflashctl.remote.ssh import SshEngine
 
         return SshEngine(host)
-    from dflashctl.remote.pct import PctEngine, lab_engine
+    if host.engine == "lab":
+        from dflashctl.remote.lab import lab_engine
 
-    return lab_engine(host) if host.engine == "lab" else PctEngine(host)
+        return lab_engine(host)
+    from dflashctl.remote.pct import PctEngine
+
+    return PctEngine(host)

@@ -1,4 +1,4 @@
-"""Engine `pct`: ssh to a Proxmox host, and `pct` from there into the container. Engine `lab` is the same.
+"""Engine `pct`: ssh to a Proxmox host, and `pct` from there into the container.
 
 What `pct` does and does not promise decides the code here: `pct exec` runs argv without a shell but with
 the host's environment (hence env -i), `pct push` and `pct pull` exit with 0 also when they failed (hence:
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dflashctl.config.hosts import NO_HOSTS_FILE, Host, find_hosts
+from dflashctl.config.hosts import Host
 from dflashctl.errors import ContainerDown, DflashError, NotFound, Unreachable, UsageError, VerificationFailed
 from dflashctl.remote import pct_messages, transfer
 from dflashctl.remote.channel import CallTimeout, Finished
@@ -251,34 +251,6 @@ class PctEngine(Engine):
                 where=self.host.name,
                 next="run it again; a file that grows is read with `dflashctl logs`",
             )
-
-
-def lab_engine(host: Host) -> PctEngine:
-    """The engine `pct`, pointed at the lab that is up. Raises Unreachable when none is."""
-    return PctEngine(host, lab_target(host))
-
-
-def lab_target(host: Host) -> Target:
-    """The lab's own ssh server, with the lab's key and pinned host key, whatever ~/.ssh/config says."""
-    from dflashctl.lab.state import load_endpoint
-
-    try:
-        endpoint = load_endpoint()
-    except Unreachable as error:
-        if find_hosts(Path.cwd()) is not None:
-            raise
-        # Who has machines of their own did not mean the lab: they are in another folder.
-        hint = f"{error.next}; for a machine of yours: {NO_HOSTS_FILE}"
-        raise Unreachable(error.what, where=error.where, next=hint) from None
-    return Target(
-        label=host.name,
-        host=endpoint.host,
-        user=endpoint.user,
-        port=endpoint.port,
-        identity_file=endpoint.key,
-        known_hosts=endpoint.known_hosts,
-        use_ssh_config=False,
-    )
 
 
 def with_environment(host: Host, argv: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ def target_for(host: Host) -> Target:
     if host.engine == "local":
         raise UsageError("engine local is this machine: there is no host key", where=f"hosts.{host.name}")
     if host.engine == "lab":
-        from dflashctl.remote.pct import lab_target
+        from dflashctl.remote.lab import lab_target
 
         return lab_target(host)
     return target_of(host)

@@ -238,7 +238,7 @@ def test_the_connection_is_checked_against_the_pinned_key(lab: Record, tmp_path:
 
     from dflashctl.remote.connection import SshConnection
     from dflashctl.remote.hostkeys import UnknownHostKey
-    from dflashctl.remote.pct import lab_target
+    from dflashctl.remote.lab import lab_target
 
     target = lab_target(engine_of().host)
     empty = tmp_path / "known_hosts"

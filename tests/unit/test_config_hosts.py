@@ -119,7 +119,7 @@ def test_who_is_in_another_folder_than_their_hosts_yaml_is_told_so(
 ) -> None:
     """`dflashctl status` from home said that the lab is not up, to someone who never had a lab."""
     from dflashctl.errors import Unreachable
-    from dflashctl.remote.pct import lab_target
+    from dflashctl.remote.lab import lab_target
 
     elsewhere, project = tmp_path / "elsewhere", tmp_path / "project"
     for folder in (elsewhere, project):
