@@ -23,7 +23,7 @@ from trainer.checkpoint.identity import differences
 from trainer.checkpoint.resume import Progress, choose, make_room
 from trainer.checkpoint.writer import Writer
 from trainer.data.prompts import row_order
-from trainer.errors import ConfigError, TrainerError
+from trainer.errors import ConfigError, Stopped, TrainerError
 from trainer.run.loop import Trainer
 from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
@@ -79,6 +79,11 @@ def old(finished: Path, tmp_path: Path) -> Path:
 
 def at(folder: Path, step: int) -> Path:
     return folder / "checkpoints" / checkpoint.folder_name(step)
+
+
+def looked_at(folder: Path, step: int) -> list[int]:
+    """The steps that had been looked at when this one's checkpoint was made."""
+    return [number for number, *_ in checkpoint.read_facts(at(folder, step))["measured"]]
 
 
 def harm(folder: Path) -> None:
@@ -314,6 +319,28 @@ def test_rows_that_time_cut_short_are_made_as_many_again(
     assert facts["data"]["rows"] == 6
     train(made, tmp_path / "new", at(tmp_path / "run", 2))
     assert losses(tmp_path / "new") == {step: losses(tmp_path / "run")[step] for step in (3, 4)}
+
+
+def test_a_look_that_a_stop_came_before_is_made_first(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = {"prompts": 2, "every_prompts": 1, "new_tokens": 8, "every_steps": 2}
+    made = section(target, evaluate=evaluate, budget={"steps": 6})
+    count = RunFiles.stepped
+
+    def stepped(files: RunFiles, step: int) -> None:
+        count(files, step)
+        if step == 4:
+            raise Stopped("SIGTERM", 143)
+
+    with monkeypatch.context() as stopping, pytest.raises(Stopped):
+        stopping.setattr(RunFiles, "stepped", stepped)
+        train(made, tmp_path / "run")
+    assert looked_at(tmp_path / "run", 4) == [2]
+    train(made, tmp_path / "run", tmp_path / "run")
+    train(made, tmp_path / "new", at(tmp_path / "run", 2))  # where it has been made already
+    # The last step's look comes after its checkpoint.
+    assert looked_at(tmp_path / "run", 6) == looked_at(tmp_path / "new", 6) == [2, 4]
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4])

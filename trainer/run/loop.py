@@ -171,6 +171,8 @@ class Trainer:
         saves = Every(config.checkpoint.every_steps, config.checkpoint.every_s)
         reports = Every(None, config.report_every_s)
         since, save_wanted = Tally(), False
+        if progress.step and looks.due(progress.step) and self.clock.progress(progress.step) < 0.95:
+            self.look()  # where a stop came before it; what has been looked at is not again
         while (share := self._share()) < 1.0:
             factor = lr_factor(config.schedule, progress.step, share, self.warmup)
             sums, norm, bad = self.one_step(progress.step, factor)
