@@ -5,6 +5,8 @@ Run: python -m pytest tests/unit/test_remote_ssh_config_openssh.py
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 import subprocess
 from pathlib import Path
@@ -102,7 +104,8 @@ def test_openssh_itself_says_so(home: Path) -> None:
         done = subprocess.run(argv, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
         said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
         # It asks the password file for the home, not the environment.
-        told = {key: said.get(key, "").replace(str(Path("~root").expanduser()), "HOME") for key in wanted}
+        own = pwd.getpwuid(os.getuid()).pw_dir
+        told = {key: said.get(key, "").replace(own, "HOME") for key in wanted}
         told = {key: value.replace(str(home), "HOME") for key, value in told.items()}
         if said.get("proxycommand") == "none":
             told["proxycommand"] = ""
