@@ -5,34 +5,19 @@ Run: python -m pytest tests/trainer/test_runfiles.py
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_disk import on_small_disk
+from run_programs import PROJECT, lines, program, read
 
 from trainer import config as configs
-from trainer.guard import guarded
 from trainer.run.loading import loading_deadline_s
 from trainer.run.runfiles import DEADLINE_S, PHASES, RunFiles
-
-PROJECT = Path(__file__).parents[2]
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
-def lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_heartbeat_says_phase_step_and_pace(tmp_path: Path) -> None:
@@ -164,14 +149,6 @@ def test_summary_and_root_cause(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def program(folder: Path, body: str) -> list[str]:
-    head = (
-        "import sys, time, threading\nfrom pathlib import Path\nfrom trainer.run.runfiles import RunFiles\n"
-        f"files = RunFiles(Path({str(folder)!r}))\nfiles.listen()\n"
-    )
-    return [sys.executable, "-c", head + body]
-
-
 def test_an_exception_in_any_thread_ends_the_program_at_once(tmp_path: Path) -> None:
     body = "threading.Thread(target=lambda: 1 / 0, name='feeder').start()\ntime.sleep(60)\n"
     started = time.monotonic()
@@ -226,106 +203,6 @@ def test_a_root_cause_that_cannot_be_written_hides_no_failure(tmp_path: Path, ca
     assert "root_cause.json cannot be written: " in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
-)
-def test_a_signal_is_raised_at_the_next_beat(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    body = (
-        "from trainer.errors import Stopped\nprint('ready', flush=True)\n"
-        "try:\n    while True:\n        files.beat(); time.sleep(0.01)\n"
-        "except Stopped as stop:\n    print(stop, flush=True); sys.exit(stop.exit_code)\n"
-    )
-    with subprocess.Popen(program(tmp_path, body), cwd=PROJECT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        process.send_signal(number)
-        assert process.wait(30) == code
-        assert process.stdout.read() == f"stopped by {number.name}\n"
-
-
-def test_under_nohup_a_closed_terminal_stops_nothing(tmp_path: Path) -> None:
-    body = (
-        "import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\nfiles.beat()\n"
-        "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "try:\n    files.beat()\nexcept Exception as stop:\n    print(stop)\n"
-    )
-    command = ["nohup", *program(tmp_path, body)]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "stopped by SIGTERM\n"
-
-
-@pytest.mark.parametrize("kind", ["terminal", "pipe"])
-def test_output_that_nobody_reads_any_more_ends_nothing(kind: str, tmp_path: Path) -> None:
-    body = (
-        "from trainer.writing import lose_lines_that_cannot_be_told\nlose_lines_that_cannot_be_told()\n"
-        "print('ready', flush=True)\nsys.stdin.read()\n"
-        "for step in range(100):\n    print('lost', flush=True); print('lost', file=sys.stderr)\n"
-        "files.note('all printed')\n"
-    )
-    ours, theirs = os.openpty() if kind == "terminal" else os.pipe()
-    with subprocess.Popen(
-        program(tmp_path, body), cwd=PROJECT, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs
-    ) as process:
-        os.close(theirs)
-        assert os.read(ours, 5) == b"ready"
-        os.close(ours)
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(60) == 0
-    assert lines(tmp_path / "events.jsonl")[-1]["text"] == "all printed"
-
-
-HANG_IN_C = (  # a mutex that its own thread has locked: the interpreter runs nothing in the main thread
-    "import ctypes\nlock = ctypes.create_string_buffer(256)\nprint('ready', flush=True)\n"
-    "for _ in range(2):\n    ctypes.CDLL(None).pthread_mutex_lock(lock)\n"
-)
-HANG_IN_PYTHON = "print('ready', flush=True)\nwhile True:\n    time.sleep(0.2)\n"
-
-
-@pytest.mark.parametrize("body", [HANG_IN_PYTHON, HANG_IN_C])
-def test_a_second_signal_two_seconds_later_does_not_wait(tmp_path: Path, body: str) -> None:
-    """The main thread hangs and never beats: the first SIGTERM waits for it, so do its echoes."""
-    with subprocess.Popen(
-        program(tmp_path, body), cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        first = time.monotonic()
-        while process.poll() is None:
-            assert time.monotonic() - first < 60
-            process.terminate()
-            time.sleep(0.25)
-        assert time.monotonic() - first >= 2.0
-        assert process.returncode == 143
-        assert (
-            process.stderr is not None and "a second SIGTERM: ended without waiting" in process.stderr.read()
-        )
-
-
-def test_a_stop_is_raised_once(tmp_path: Path) -> None:
-    """Saving goes on after it; a later signal kills (above), it does not raise again."""
-    body = (
-        "import os, signal\nfrom trainer.errors import Stopped\n"
-        "for number in range(2):\n    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    try:\n        files.beat(); print('beat')\n    except Stopped as stop:\n        print(stop)\n"
-    )
-    done = subprocess.run(program(tmp_path, body), cwd=PROJECT, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "stopped by SIGTERM\nbeat\n"
-
-
-def test_a_full_disk_is_said_and_ends_nothing(tmp_path: Path) -> None:
-    body = (
-        "import resource\nfiles.enter('training')\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))\n"
-        "for step in range(1, 4):\n    files.stepped(step); files.record({'loss': 1.0})\n"
-        "    files.beat(force=True)\n"
-        "print('alive')\n"
-    )
-    done = subprocess.run(program(tmp_path, body), cwd=PROJECT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stdout == "alive\n"
-    assert done.stderr.count("cannot be written: File too large; the run goes on without") == 1
-    assert read(tmp_path / "heartbeat.json")["step"] is None  # the last that could be written, whole
-    assert not list(tmp_path.glob("*.tmp"))
-
-
 def test_the_failure_of_another_process_is_seen_and_an_old_one_is_not(tmp_path: Path) -> None:
     other = RunFiles(tmp_path)
     other.fail(ValueError("rank 3 is gone"))
@@ -358,95 +235,3 @@ def test_an_earlier_lifes_failure_is_told_by_its_file_and_not_by_a_clock(tmp_pat
         files.fail(KeyError("mine"))
         files.fail(KeyError("its consequence"))
     assert files.failed_peer() == "KeyError: 'mine'"
-
-
-def test_a_line_that_a_full_disk_cut_short_takes_no_other_with_it(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "lo')
-    files.record({"loss": 2.0})
-    files.record({"loss": 1.0})
-    first, *lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert first == '{"step": 1, "lo' and [json.loads(line)["loss"] for line in lines] == [2.0, 1.0]
-
-
-def on_full_disk(folder: Path, body: str) -> tuple[int, Path]:
-    """A program's exit code, and where the files of its run and its `log` are; `full()` fills the disk."""
-    begin = (
-        f"from pathlib import Path\ndisk = Path({str(folder)!r})\n"
-        "def full():\n"
-        "    with open(disk / 'filler', 'wb', buffering=0) as file:\n"
-        "        for size in (4096, 1):\n"
-        "            try:\n                while True: file.write(b'x' * size)\n"
-        "            except OSError: pass\n"
-        "from trainer.writing import lose_lines_that_cannot_be_told\n"
-        "print('before', flush=True)\nlose_lines_that_cannot_be_told()\nprint('then', flush=True)\n"
-    )
-    begun = program(folder / "run", "")[-1]
-    command = on_small_disk(folder, "1m", [sys.executable, "-c", begin + begun + body])
-    done = subprocess.run(command, cwd=PROJECT, timeout=60)
-    return done.returncode, folder.with_name(f"{folder.name}.after")
-
-
-def test_a_root_cause_has_its_place_on_a_full_disk(tmp_path: Path) -> None:
-    body = (
-        "full()\nfiles.record({'loss': 1.0})\n"
-        "try:\n    raise MemoryError('x' * 5000)\nexcept MemoryError as error:\n    files.fail(error)\n"
-    )
-    code, disk = on_full_disk(tmp_path / "disk", body)
-    assert code == 0
-    assert read(disk / "run/root_cause.json")["error"] == f"MemoryError: {'x' * 5000}"
-    assert not (disk / "run/metrics.jsonl").exists() or (disk / "run/metrics.jsonl").read_text() == ""
-
-
-def test_a_log_on_a_full_disk_loses_lines_and_ends_nothing(tmp_path: Path) -> None:
-    body = (
-        "full()\n"
-        "for _ in range(10_000): print('lost', flush=True); print('lost', file=sys.stderr)\n"
-        "(disk / 'filler').unlink()\nprint('after', flush=True)\n"
-        "full()\ndef fails(): raise KeyError('in a thread')\n"
-        "import threading, time\nthreading.Thread(target=fails).start()\ntime.sleep(60)\n"
-    )
-    code, disk = on_full_disk(tmp_path / "disk", body)
-    assert code == 70  # how a thread's failure ends a run
-    text = (disk / "log").read_text()
-    assert text.startswith("before\nthen\n") and "after\n" in text and text.count("lost") < 10_000
-    assert read(disk / "run/root_cause.json")["error"] == "KeyError: 'in a thread'"
-
-
-def test_a_full_disk_anywhere_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def fails() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "/disk/parameters.json")
-
-    assert guarded(fails, RunFiles(tmp_path)) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(
-        "error: /disk/parameters.json: cannot write: No space left on device\nnext: make room"
-    )
-    assert "known failure disk-full" in said and "Traceback" not in said
-    assert "in fails" in read(tmp_path / "root_cause.json")["traceback"]
-
-
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [
-        (errno.EACCES, "error: {}: cannot be used: Permission denied\nnext: see whose it is"),
-        (errno.EROFS, "error: {}: cannot be used: Read-only file system\nnext: see whose it is"),
-        (errno.ENOTDIR, "error: {}: cannot be used: Not a directory\nnext: see whose it is"),
-        (errno.ENOENT, "Traceback"),  # may be a file of ours that a bug lost
-    ],
-)
-def test_a_place_that_cannot_be_used_is_one_message(
-    number: int,
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def fails() -> None:
-        raise OSError(number, os.strerror(number), "runs")
-
-    assert guarded(fails, RunFiles(tmp_path)) == 1
-    assert capsys.readouterr().err.startswith(said.format(tmp_path / "runs"))
-    assert "in fails" in read(tmp_path / "root_cause.json")["traceback"]
