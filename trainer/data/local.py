@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -33,7 +32,7 @@ from trainer.data.lines import BadRow
 from trainer.data.regenerate import Answer, Job, Refused, Sampling, row_seed
 from trainer.errors import ConfigError
 from trainer.machine import choose_device
-from trainer.model.architectures import config_of, told_by_transformers, with_attention
+from trainer.model.architectures import pretrained, told_by_transformers
 from trainer.model.positions import positions
 
 
@@ -79,17 +78,7 @@ class LocalTarget:
         with told_by_transformers(
             "transformers cannot load the model", folder, "it must be one that transformers itself knows"
         ):
-            config = config_of(folder)
-            model = with_attention(
-                lambda kind: AutoModelForCausalLM.from_pretrained(
-                    folder,
-                    config=config,
-                    dtype=dtype,
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    attn_implementation=kind,
-                )
-            )
+            model = pretrained(folder, dtype)
         self.model = model.to(self.device).eval()
         self.context = positions(model.config.get_text_config().to_dict())
         self.written, self.seconds = 0, 0.0  # tokens, and the time that they took

@@ -67,6 +67,29 @@ def with_attention(make: Callable[[str], Model]) -> Model:
         return make("eager")
 
 
+def pretrained(path: Path, dtype: torch.dtype, **more: Any) -> Any:
+    """transformers' causal language model of the folder `path`: by what lies there alone, whose code is never
+    run. Within `told_by_transformers`.
+
+    Args:
+        more: further words for `from_pretrained`, which then may give more than the model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(path)
+    return with_attention(
+        lambda kind: AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            attn_implementation=kind,
+            **more,
+        )
+    )
+
+
 def decoder_of(model: nn.Module) -> Any:
     """The part that has the layers. Some models (Llama 4) give themselves when asked for it.
 

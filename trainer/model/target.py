@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from trainer.errors import ConfigError
 from trainer.model.architectures import (
-    config_of,
     decoder_of,
     layer_types_of,
+    pretrained,
     told_by_transformers,
-    with_attention,
 )
 from trainer.model.prefill import Prefill
 from trainer.model.taps import check_taps
@@ -257,26 +256,17 @@ def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: tor
         ConfigError: it cannot be loaded, or its files do not hold all its weights in the shapes of its
             config.json.
     """
-    from transformers import AutoModelForCausalLM
-
     with told_by_transformers(
         "transformers cannot load the target",
         path,
         "it must hold config.json and weights of a decoder that transformers itself knows, and what it needs "
         "must be installed",
     ):
-        config = config_of(path)
-        model, report = with_attention(
-            lambda kind: AutoModelForCausalLM.from_pretrained(
-                path,
-                config=config,
-                dtype=dtype,
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below, by name and shapes
-                attn_implementation=kind,
-            )
+        model, report = pretrained(
+            path,
+            dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name and shapes
         )
     # transformers would fill all of these with random numbers and only warn.
     if missing := sorted(report["missing_keys"]):
