@@ -33,6 +33,13 @@ past that point again must not be taken for the old one."""
 STEP_BYTES = 256 * 2**10
 
 _TRACEBACK = b"Traceback (most recent call last)"
+_OTHERS = re.compile(rb"^[|+]|Traceback \(most recent call last\)|Exception in thread ")
+"""Lines of a group of exceptions, and headers of other tracebacks."""
+_EXCEPTION = re.compile(
+    rb"(?![A-Z]+:)(?:[A-Za-z_][\w<>]*\.)*[A-Z]\w*(?:: (?![ :]).*)?$|(?:[A-Za-z_][\w<>]*\.)+\w+: "
+)
+"""The last line of a traceback: a class's name, with a capital letter or a dot, and what it says. Not
+"INFO: x", nor the rest of another thread's line."""
 _CHAIN_WORD = b"above exception"
 _CHAINED = (
     b"During handling of the above exception, another exception occurred",
@@ -110,13 +117,15 @@ def show(line: bytes) -> str:
 def exception_after(data: bytes, header: int) -> Tuple[int, str]:
     """(offset of the line, text) of the exception that ends the traceback whose header is at `header`.
 
-    Lines of other writers may stand between, and each line may carry a prefix such as "[rank0]: ". A bare
-    "AssertionError" gets the source line above it, which says what was asserted. A traceback without its end
-    answers with the header.
+    Lines of other writers may stand between (threads that fail together write into each other's tracebacks),
+    and each line may carry a prefix such as "[rank0]: ". A bare "AssertionError" gets the source line above
+    it, which says what was asserted. Where no line reads as an exception, the first that is not indented
+    answers, and for a traceback without its end, the header.
     """
     begin, end = line_around(data, header)
     prefix = prefix_of(data, header)
-    source = b""
+    otherwise = (begin, show(data[header:end]))
+    source, closed = b"", False
     position = end + 1
     for _ in range(2000):
         if position >= len(data):
@@ -128,11 +137,13 @@ def exception_after(data: bytes, header: int) -> Tuple[int, str]:
             if rest[:1] in (b" ", b"\t"):
                 if rest.strip(b" \t^~"):
                     source = rest.strip()
-            elif rest and not rest.startswith((_TRACEBACK, b"|", b"+")):
+            elif _EXCEPTION.match(rest):
                 bare = b":" not in rest and source
                 return position, show(rest + (b" \xe2\x80\xa6 " + source if bare else b""))
+            elif rest and not closed and not _OTHERS.search(rest):
+                otherwise, closed = (position, show(rest)), True
         position = stop + 1
-    return begin, show(data[header:end])
+    return otherwise
 
 
 def prefix_of(data: bytes, header: int) -> bytes:
@@ -230,12 +241,13 @@ def scan(
 
 
 def settled(data: bytes, longest: int = BLOCK_BYTES) -> bytes:
-    """The part that cannot change its meaning by what follows: whole lines, without a traceback at the end
-    that may still be being written. A line of `longest` bytes is taken as it is."""
+    """The part that cannot change its meaning by what follows: whole lines, without tracebacks at the end
+    that may still be being written (several at once, by threads that fail together). A line of `longest`
+    bytes is taken as it is."""
     end = data.rfind(b"\n") + 1
     if not end:
         return data if len(data) >= longest else b""
-    opened = data.rfind(_TRACEBACK, max(end - OPEN_BYTES, 0), end)
+    opened = data.find(_TRACEBACK, max(end - OPEN_BYTES, 0), end)
     return data[: end if opened < 0 else line_around(data, opened)[0]]
 
 

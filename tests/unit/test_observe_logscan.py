@@ -43,6 +43,27 @@ Traceback (most recent call last):
 RuntimeError: no x
 """
 
+TOGETHER = """\
+Exception in thread drafter2:
+Traceback (most recent call last):
+  File "a.py", line 6, in d
+Exception in thread Exception in thread drafter0:
+    self.run()
+drafter1Traceback (most recent call last):
+    :
+self._target(*self._args, **self._kwargs)
+  File "a.py", line 6, in d
+INFO: step 7 of 9
+Traceback (most recent call last):
+  File "a.py", line 6, in d
+AssertionErrorraise AssertionError("assert torch._C._is_key_in_tls(attr_name)")
+: AssertionErrorassert torch._C._is_key_in_tls(attr_name)
+: assert torch._C._is_key_in_tls(attr_name)
+    raise AssertionError("assert torch._C._is_key_in_tls(attr_name)")
+AssertionError: assert torch._C._is_key_in_tls(attr_name)
+"""
+"""Three threads that fail at the same moment, as Python writes them: in pieces of lines."""
+
 
 def scan(tmp_path: Path, text: str | bytes, start: int = 0, **more: Any) -> dict[str, Any]:
     path = tmp_path / "log"
@@ -95,6 +116,28 @@ def test_a_traceback_still_being_written_is_counted_and_completed_later(tmp_path
     second = scan(tmp_path, TLS, resume=first["resume"])
     assert second["exceptions"] == 1
     assert second["first_exception"]["text"].startswith("AssertionError … assert")
+
+
+def test_threads_that_fail_together_are_told_by_an_exception_and_not_by_the_next_threads_header(
+    tmp_path: Path,
+) -> None:
+    found = scan(tmp_path, TOGETHER)
+    assert found["exceptions"] == 3
+    told = "AssertionError: assert torch._C._is_key_in_tls(attr_name)"
+    assert found["first_exception"] == {"line": 17, "text": told}
+    early = scan(tmp_path, TOGETHER[: TOGETHER.index("INFO")])
+    assert early["first_exception"]["text"] == "self._target(*self._args, **self._kwargs)"
+    assert scan(tmp_path, TOGETHER, resume=early["resume"])["first_exception"]["text"] == told
+
+
+@pytest.mark.parametrize(
+    "last",
+    ["struct.error: unpack requires 4 bytes", "_queue.Empty", "a.f.<locals>.TooBad: x", "Stop", "stop: here"],
+)
+def test_a_traceback_ends_with_whatever_is_raised(tmp_path: Path, last: str) -> None:
+    text = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\n' + last + "\nstep 3\n"
+    shown = scan(tmp_path, text)["first_exception"]
+    assert (shown["line"], shown["text"].partition(" … ")[0]) == (4, last)
 
 
 def test_the_middle_of_a_long_log_is_skipped_and_said_so(tmp_path: Path) -> None:
@@ -154,7 +197,9 @@ def test_a_step_pattern_that_does_not_compile_is_none(text: Any) -> None:
     assert logscan.compile_step(text) is None
 
 
-PIECES = st.lists(st.sampled_from([TLS, CHAIN, "step 12\n", "CUDA out of memory\n", "a\rb\r\n", "no end"]))
+PIECES = st.lists(
+    st.sampled_from([TLS, CHAIN, TOGETHER, "step 12\n", "CUDA out of memory\n", "a\rb\r\n", "no end"])
+)
 
 
 @settings(max_examples=60, deadline=None)

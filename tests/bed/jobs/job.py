@@ -226,6 +226,7 @@ def wedges(args):
 
     def drafter(n):
         hidden.get()
+        time.sleep(0.2 * n)  # tracebacks written at once are mixed within a line, each time in another way
         raise AssertionError("assert torch._C._is_key_in_tls(attr_name)")
 
     workers = [threading.Thread(target=drafter, args=(n,), name=f"drafter{n}") for n in range(3)]
