@@ -13,7 +13,11 @@ from typing import Any, Dict, List, Optional
 from . import AgentError, proc, reservations
 
 # The last field of each may hold commas itself.
-GPU_FIELDS = "index,uuid,memory.used,memory.total,utilization.gpu,temperature.gpu,power.draw,name"
+GPU_FIELDS = (
+    "index,uuid,memory.used,memory.total,utilization.gpu,temperature.gpu,power.draw,mig.mode.current,name"
+)
+MIG_FIELD = "mig.mode.current"
+"""Drivers before MIG (450) refuse the whole query for it."""
 APP_FIELDS = "pid,used_memory,gpu_uuid,process_name"
 REAP_S = 1.0
 
@@ -22,20 +26,23 @@ def host_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     """request: samples (1), interval_s (0.25), smi_timeout_s (20), nvidia_smi ("nvidia-smi").
 
     Answers {"at", "boot_id", "pidns", "samples": [reading], "apps": reading, "processes": {pid: {...}|null},
-    "fields", "reservations": [entry of reservations.read]}; a reading is {"exit", "stdout", "stderr",
-    "problem": null | "missing" | "timeout" | text}.
+    "fields": columns of what was asked, "reservations": [entry of reservations.read]}; a reading is {"exit",
+    "stdout", "stderr", "problem": null | "missing" | "timeout" | text}.
     """
     program = str(request.get("nvidia_smi") or "nvidia-smi")
     timeout_s = float(request.get("smi_timeout_s", 20.0))
     count = max(1, int(request.get("samples", 1)))
-    gpu_argv = [program, "--query-gpu=" + GPU_FIELDS, "--format=csv,noheader,nounits"]
+    columns = GPU_FIELDS.split(",")
     apps = begin([program, "--query-compute-apps=" + APP_FIELDS, "--format=csv,noheader,nounits"])
     began = time.monotonic()
     samples = []
     for number in range(count):
         if number:
             time.sleep(float(request.get("interval_s", 0.25)))
-        samples.append(end(begin(gpu_argv), timeout_s))
+        samples.append(_sample(program, columns, timeout_s))
+        if MIG_FIELD in columns and _refuses(samples[-1], MIG_FIELD):
+            columns.remove(MIG_FIELD)
+            samples[-1] = _sample(program, columns, timeout_s)
         if samples[-1]["problem"]:
             break  # one deadline is enough to know that it hangs
     # Asked at the same time as the first sample: a driver that hangs is waited for once, not twice.
@@ -44,12 +51,22 @@ def host_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         "at": time.time(),
         "boot_id": proc.boot_id(),
         "pidns": proc.pid_namespace(),
-        "fields": {"gpu": GPU_FIELDS.split(","), "apps": APP_FIELDS.split(",")},
+        "fields": {"gpu": columns, "apps": APP_FIELDS.split(",")},
         "samples": samples,
         "apps": app_reading,
         "processes": {str(pid): look_up(pid) for pid in app_pids(app_reading["stdout"])},
         "reservations": _reservations(),
     }
+
+
+def _sample(program: str, columns: List[str], timeout_s: float) -> Dict[str, Any]:
+    argv = [program, "--query-gpu=" + ",".join(columns), "--format=csv,noheader,nounits"]
+    return end(begin(argv), timeout_s)
+
+
+def _refuses(reading: Dict[str, Any], field: str) -> bool:
+    """`Field "foo" is not a valid field to query.`, on stdout, exit code 2."""
+    return bool(reading["exit"]) and field in reading["stdout"]
 
 
 def _reservations() -> List[Dict[str, Any]]:

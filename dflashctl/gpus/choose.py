@@ -96,6 +96,7 @@ def _named(box: Box, names: tuple[int | str, ...], allow_busy: bool) -> tuple[Gp
             raise UsageError(f"GPU {gpu.index} is named twice, once as {gpu.uuid}")
         elif gpu.busy and not (allow_busy and gpu.readable):
             reasons.append(f"GPU {gpu.index}: {gpu.busy}")
+            missing += bool(gpu.reading.mig)
         else:
             chosen.append(gpu)
     if reasons and missing == len(reasons):
@@ -106,16 +107,20 @@ def _named(box: Box, names: tuple[int | str, ...], allow_busy: bool) -> tuple[Gp
 
 
 def _there(box: Box, name: int | str) -> str:
+    if str(name).startswith("MIG-"):
+        return f"{plural(len(box.gpus), 'GPU')}, and a run gets whole ones, no slices"
     if isinstance(name, int):
         return f"GPUs {ranges([gpu.index for gpu in box.gpus])}"
     return f"{plural(len(box.gpus), 'GPU')}, none with this UUID"
 
 
 def _any(box: Box, count: int, allow_busy: bool) -> tuple[Gpu, ...]:
-    if count > len(box.gpus):
+    if count > len(box.whole):
         has = plural(len(box.gpus), "GPU")
-        hint = "ask for fewer with --gpus; where a card has gone: dflashctl doctor"
-        raise NoSuchGpus(f"{plural(count, 'GPU')} wanted, this host has {has}", next=hint)
+        sliced = [f"GPU {gpu.index}: {gpu.busy}" for gpu in box.gpus if gpu.reading.mig]
+        hint = "ask for fewer with --gpus" + ("" if sliced else "; where a card has gone: dflashctl doctor")
+        reasons = [f"{plural(count, 'GPU')} wanted, this host has {has}", *sliced]
+        raise NoSuchGpus("\n  ".join(reasons), next=hint)
     idle = [gpu for gpu in box.gpus if gpu.idle]
     held = [gpu for gpu in box.gpus if gpu.busy and gpu.readable]
     held.sort(key=lambda gpu: (gpu.reading.memory_used_mib or 0, gpu.index))

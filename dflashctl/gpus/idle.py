@@ -21,7 +21,9 @@ from dflashctl.gpus.smi import GpuReading, SmiReading
 TOLERANCE_MIB = 64
 NAMED = 8
 """Holders of a GPU that people are told by name; a GPU that is shared out (MPS) has a hundred."""
-SLICED = "cut into slices (MIG), and not known who holds which"
+SLICED = (
+    "in MIG mode, so no run can have it whole; when nothing uses it, on the host: nvidia-smi -i {} -mig 0"
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Box:
     at: float | None = None
     """When it was looked at, by the host's clock: what its holders' times count from."""
 
+    @property
+    def whole(self) -> tuple[Gpu, ...]:
+        """Those that a run could ever be given."""
+        return tuple(gpu for gpu in self.gpus if not gpu.reading.mig)
+
     def by_uuid(self, uuid: str) -> Gpu | None:
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
 
@@ -84,20 +91,12 @@ def judge_box(
     if not reading.problem:
         for uuid, who in unlisted.items():
             warnings.append(f"{uuid}, which nvidia-smi does not list, is held by {labels(who)}")
-    slices = any(uuid.startswith("MIG-") for uuid in unlisted)
-
-    def obscure(gpu: GpuReading) -> str | None:
-        if reading.apps_problem:
-            return "not known who holds it"
-        # A GPU that is cut into slices (MIG) tells no utilisation: any such may be the slice's.
-        return SLICED if slices and gpu.utilization_pct is None else None
-
     gpus = tuple(
         judge(
             gpu,
             held.get(gpu.uuid, ()),
             (reserved or {}).get(gpu.uuid, ()),
-            obscure=obscure(gpu),
+            obscure="not known who holds it" if reading.apps_problem else None,
             limit=limit_mib(gpu.uuid, rule, baselines),
             rule=rule,
         )
@@ -137,6 +136,8 @@ def judge(
     used, percent = gpu.memory_used_mib or 0, gpu.utilization_pct
     if gpu.problem:
         busy, readable = gpu.problem, False
+    elif gpu.mig:
+        busy, readable = SLICED.format(gpu.index), False
     elif obscure:
         busy, readable = obscure, False
     elif held:

@@ -71,6 +71,7 @@ def gpu_json(gpu: Gpu) -> dict[str, Any]:
         "utilization_pct": reading.utilization_pct,
         "temperature_c": reading.temperature_c,
         "power_w": reading.power_w,
+        "mig": reading.mig,
         "idle": gpu.idle,
         "why_not_idle": gpu.busy or None,
         "reserved": list(gpu.reserved),

@@ -12,7 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-GPU_COLUMNS = 8  # agent.hostfacts.GPU_FIELDS
+GPU_COLUMNS = (
+    "index",
+    "uuid",
+    "memory.used",
+    "memory.total",
+    "utilization.gpu",
+    "temperature.gpu",
+    "power.draw",
+    "name",
+)
+"""What every driver knows; the answer says itself what it was asked (`fields` of agent.hostfacts)."""
 APP_COLUMNS = 4  # agent.hostfacts.APP_FIELDS
 UNSUPPORTED = ("[N/A]", "[Not Supported]", "N/A", "")
 """The card has no such sensor: says nothing about its health."""
@@ -56,6 +66,8 @@ class GpuReading:
     power_w: float | None
     problem: str | None = None
     """Why the figures cannot be believed: "requires reset", "memory.used reads [Unknown Error]"."""
+    mig: bool | None = None
+    """In MIG mode: programs see its slices, if any are made, and never itself. None: it is not told."""
 
     @property
     def is_shared(self) -> bool:
@@ -88,10 +100,11 @@ class SmiReading:
 def read(facts: Mapping[str, Any]) -> SmiReading:
     """The answer of the operation `host_facts` as data: samples merged, applications listed."""
     samples: list[tuple[GpuReading, ...]] = []
+    columns = tuple((facts.get("fields") or {}).get("gpu") or GPU_COLUMNS)
     problem: str | None = "nvidia-smi was not asked"
     notes: list[str] = []
     for sample in facts.get("samples", ()):
-        gpus, problem, said = parse_gpus(sample)
+        gpus, problem, said = parse_gpus(sample, columns)
         notes += [note for note in said if note not in notes]
         if problem:
             break
@@ -101,7 +114,9 @@ def read(facts: Mapping[str, Any]) -> SmiReading:
     return SmiReading(merged, apps, problem, apps_problem, tuple(notes))
 
 
-def parse_gpus(reading: Mapping[str, Any]) -> tuple[tuple[GpuReading, ...], str | None, tuple[str, ...]]:
+def parse_gpus(
+    reading: Mapping[str, Any], columns: Sequence[str] = GPU_COLUMNS
+) -> tuple[tuple[GpuReading, ...], str | None, tuple[str, ...]]:
     """(GPUs, why there are none, complaints about single ones) of one --query-gpu answer.
 
     A lost GPU makes newer drivers exit with an error and list the others all the same: rows are taken
@@ -109,7 +124,7 @@ def parse_gpus(reading: Mapping[str, Any]) -> tuple[tuple[GpuReading, ...], str 
     """
     rows, complaints = [], []
     for line in _lines(reading):
-        gpu = parse_gpu(line)
+        gpu = parse_gpu(line, columns)
         if gpu is not None:
             rows.append(gpu)
         else:
@@ -119,31 +134,36 @@ def parse_gpus(reading: Mapping[str, Any]) -> tuple[tuple[GpuReading, ...], str 
     return (), failure(reading, "nvidia-smi lists no GPU"), ()
 
 
-def parse_gpu(line: str) -> GpuReading | None:
+def parse_gpu(line: str, columns: Sequence[str] = GPU_COLUMNS) -> GpuReading | None:
     """One row; None when the line is a message."""
-    cells = [cell.strip() for cell in line.split(",", GPU_COLUMNS - 1)]
-    if len(cells) != GPU_COLUMNS or not cells[0].isdecimal() or not cells[1].startswith(("GPU-", "MIG-")):
+    cells = [cell.strip() for cell in line.split(",", len(columns) - 1)]
+    if len(cells) != len(columns):
+        return None
+    row = dict(zip(columns, cells, strict=True))
+    if not row["index"].isdecimal() or not row["uuid"].startswith(("GPU-", "MIG-")):
         return None
     problem = None
-    for name, cell in zip(("memory.used", "memory.total", "utilization.gpu"), cells[2:5], strict=True):
+    for name in ("memory.used", "memory.total", "utilization.gpu"):
+        cell = row[name]
         if "requires reset" in cell:
             problem = "requires reset"
         elif _number(cell) is None and cell not in UNSUPPORTED and problem is None:
             problem = f"{name} reads {cell}"
-    used = _number(cells[2])
-    shared = cells[2] in UNSUPPORTED[:3] and cells[3] in UNSUPPORTED[:3] and _number(cells[4]) is not None
-    if used is None and problem is None and not shared:
-        problem = f"memory.used reads {cells[2] or 'nothing'}"
+    used, total, percent = (_number(row[name]) for name in ("memory.used", "memory.total", "utilization.gpu"))
+    bare = row["memory.used"] in UNSUPPORTED[:3] and row["memory.total"] in UNSUPPORTED[:3]
+    if used is None and problem is None and not (bare and percent is not None):
+        problem = f"memory.used reads {row['memory.used'] or 'nothing'}"
     return GpuReading(
-        index=int(cells[0]),
-        uuid=cells[1],
-        name=cells[7],
+        index=int(row["index"]),
+        uuid=row["uuid"],
+        name=row["name"],
         memory_used_mib=_integer(used),
-        memory_total_mib=_integer(_number(cells[3])),
-        utilization_pct=_integer(_number(cells[4])),
-        temperature_c=_integer(_number(cells[5])),
-        power_w=_number(cells[6]),
+        memory_total_mib=_integer(total),
+        utilization_pct=_integer(percent),
+        temperature_c=_integer(_number(row["temperature.gpu"])),
+        power_w=_number(row["power.draw"]),
         problem=problem,
+        mig={"Enabled": True, "Disabled": False}.get(row.get("mig.mode.current", "")),
     )
 
 

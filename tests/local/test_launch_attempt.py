@@ -33,7 +33,9 @@ class Place:
         self.uuids = [f"GPU-{uuid.uuid4()}" for _ in range(2)]
         smi = root / "bin" / "nvidia-smi"
         smi.parent.mkdir()
-        rows = "".join(f"{n}, {u}, 0, 143771, 0, 30, 70.1, H200\\n" for n, u in enumerate(self.uuids))
+        rows = "".join(
+            f"{n}, {u}, 0, 143771, 0, 30, 70.1, Disabled, H200\\n" for n, u in enumerate(self.uuids)
+        )
         smi.write_text(f"#!/bin/sh\ncase $1 in *query-gpu*) printf '{rows}';; esac\n")
         smi.chmod(0o755)
         self.box: Any = None

@@ -25,6 +25,15 @@ def row(index: int, used: str = "0", busy: str = "0", temperature: str = "30", p
     return f"{index}, GPU-{index}, {used}, 143771, {busy}, {temperature}, {power}, NVIDIA H200"
 
 
+MIG_COLUMNS = (*smi.GPU_COLUMNS[:-1], "mig.mode.current", "name")
+
+
+def mig_row(index: int, mode: str, busy: str = "0") -> str:
+    """As drivers that know MIG answer MIG_COLUMNS."""
+    head, name = row(index, busy=busy).rsplit(", ", 1)
+    return f"{head}, {mode}, {name}"
+
+
 def reading(
     *lines: str, exit: int | None = 0, problem: str | None = None, stderr: str = ""
 ) -> dict[str, Any]:

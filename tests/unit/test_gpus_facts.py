@@ -16,6 +16,7 @@ from gpu_kit import (
     HOST,
     INSIDE,
     answer,
+    mig_row,
     row,
 )
 
@@ -41,7 +42,7 @@ def test_host_facts_look_every_process_up(smi_program: Any) -> None:
     try:
         program = smi_program(
             f'case "$1" in *apps*) echo "{sleeper.pid}, 10, GPU-0, sleep"; echo "99999999, 1, GPU-0, x";; '
-            f'*) echo "{row(0)}";; esac'
+            f'*) echo "{mig_row(0, "Disabled")}";; esac'
         )
         facts = hostfacts.host_facts({"nvidia_smi": program, "samples": 3, "interval_s": 0}, None)
         assert len(facts["samples"]) == 3
@@ -70,6 +71,29 @@ def test_a_hanging_driver_is_left_behind_at_its_deadline_and_waited_for_once(
     assert waits == [1.5, hostfacts.REAP_S]
     assert [sample["problem"] for sample in facts["samples"]] == ["timeout"]
     assert "does not answer" in str(smi.read(facts).problem)
+
+
+@pytest.mark.parametrize(("mode", "mig"), [("Enabled", True), ("Disabled", False), ("[N/A]", None)])
+def test_mig_mode_is_asked_for_and_a_driver_that_does_not_know_it_answers_all_the_same(
+    smi_program: Any, tmp_path: Path, mode: str, mig: bool | None
+) -> None:
+    asked = tmp_path / "asked"
+    log = f'case "$1" in *apps*) exit;; esac; echo "$1" >> {asked}'
+    facts = hostfacts.host_facts(
+        {"nvidia_smi": smi_program(f'{log}; echo "{mig_row(0, mode)}"'), "samples": 2, "interval_s": 0}, None
+    )
+    assert [gpu.mig for gpu in smi.read(facts).gpus] == [mig]
+    assert len(asked.read_text().splitlines()) == 2
+    asked.unlink()
+    said = 'Field \\"mig.mode.current\\" is not a valid field to query.'
+    refusal = f'case "$1" in *mig*) echo "{said}"; exit 2;; esac'
+    old = smi_program(f'{log}; {refusal}; echo "{row(0)}"')
+    facts = hostfacts.host_facts({"nvidia_smi": old, "samples": 3, "interval_s": 0}, None)
+    read = smi.read(facts)
+    assert read.problem is None and [(gpu.index, gpu.mig, gpu.name) for gpu in read.gpus] == [
+        (0, None, "NVIDIA H200")
+    ]
+    assert len(asked.read_text().splitlines()) == 4, "asked for once"
 
 
 def test_no_nvidia_smi_is_missing(tmp_path: Path) -> None:
