@@ -37,7 +37,7 @@ def release_facts(request: Request, emit: Any) -> Dict[str, Any]:
     code_root = request["code_root"]
     prepare = request.get("prepare")
     place = ground.existing(code_root) if prepare is None else ground.ready(code_root, create=bool(prepare))
-    space = os.statvfs(place)
+    space, places = os.statvfs(place), release.places(code_root)
     answer = {
         "now": time.time(),
         "python": sys.executable,
@@ -46,7 +46,10 @@ def release_facts(request: Request, emit: Any) -> Dict[str, Any]:
         "free_inodes": space.f_favail if space.f_files else None,
         "current": switching.current(request),
         "previous": release.previous_release(code_root),
-        "releases": [_summary(code_root, name) for name in release.list_releases(code_root)],
+        "releases": [
+            dict(_summary(code_root, name), to=sorted(places.get(name, {""}) - {""}))
+            for name in release.list_releases(code_root)
+        ],
         "pinned": release.pinned(request["state_dir"]),
         "have": sorted(tree.holders_of(code_root, request.get("want", []))),
         "lock": holder(code_root),

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import stat
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from . import runfolder
 
@@ -109,6 +109,15 @@ def previous_release(code_root: str) -> Optional[str]:
             before = line.get("before")
             return before if isinstance(before, str) else None
     return None
+
+
+def places(code_root: str) -> Dict[str, Set[str]]:
+    """Where each release of the history was put: "" for `current`, else a script's destination."""
+    found: Dict[str, Set[str]] = {}
+    for line in history(code_root):
+        if isinstance(line.get("release"), str):
+            found.setdefault(line["release"], set()).add(str(line.get("to") or ""))
+    return found
 
 
 def append_history(code_root: str, line: Dict[str, Any]) -> None:

@@ -63,13 +63,20 @@ def check_link(code_root: str) -> None:
 
 
 def prune(request: Request) -> List[str]:
-    """Remove the oldest releases beyond `keep`; never current, previous, or one that a live run uses."""
+    """Remove the oldest releases beyond `keep`; never current, previous, or one that a live run uses.
+
+    Each script's destination counts by itself: scripts are deployed often, and must not push out the releases
+    that a rollback goes to.
+    """
     code_root = request["code_root"]
     keep = {release.current_release(code_root), release.previous_release(code_root)}
     keep |= set(release.pinned(request["state_dir"]))
     gone: List[str] = []
-    by_age = release.newest_first(code_root)
-    for name in by_age[max(int(request["keep"]), 1) :]:
+    by_age, places = release.newest_first(code_root), release.places(code_root)
+    for place in {place for found in places.values() for place in found} | {""}:
+        of_place = [name for name in by_age if place in places.get(name, {""})]
+        keep.update(of_place[: max(int(request["keep"]), 1)])
+    for name in by_age:
         if name not in keep:
             path = release.release_path(code_root, name)
             aside = os.path.join(os.path.dirname(path), ".old-" + name)
@@ -110,7 +117,7 @@ def roll_back(request: Request, emit: Any) -> Dict[str, Any]:
     request: code_root, state_dir, id, release (a beginning of its name; null: the one before), who, wait_s,
     dry_run. Answers {"release", "before", "switched", "verified", "compiled", "python", "python_version",
     "entry", "imports", "deployed_at", "deployed_by", "git", "recipe", "pinned": {release: run id}}.
-    Raises AgentError: not_found (no such release), verification (it was changed), locked.
+    Raises AgentError: not_found (no such release), usage (a script), verification (it was changed), locked.
     """
     code_root = request["code_root"]
     if not os.path.isdir(release.releases_folder(code_root)):
@@ -118,6 +125,7 @@ def roll_back(request: Request, emit: Any) -> Dict[str, Any]:
     try:
         with DeployLock(code_root, request["who"], "rollback", float(request.get("wait_s") or 0)):
             name = choose(code_root, request.get("release"))
+            _refuse_script(code_root, name)
             answer = _prove_again(code_root, name)
             before = release.current_release(code_root)
             answer.update(before=before, switched=False, pinned=release.pinned(request["state_dir"]))
@@ -158,6 +166,17 @@ def choose(code_root: str, wanted: Optional[str]) -> str:
         what = "no release starts with %r" if not hits else "several releases start with %r"
         raise AgentError("not_found", what % wanted, code_root, "there are: " + shown)
     return hits[0]
+
+
+def _refuse_script(code_root: str, name: str) -> None:
+    """`current` must not become a lone script, without the tree that its runs import."""
+    places = release.places(code_root).get(name, {""})
+    if "" not in places:
+        what = "release %s is a single script, for %s; nothing switched" % (
+            name[:8],
+            ", ".join(sorted(places)),
+        )
+        raise AgentError("usage", what, code_root, "deploy its source again, or name another release")
 
 
 def _prove_again(code_root: str, name: str) -> Dict[str, Any]:

@@ -55,6 +55,7 @@ def overview(facts: dict[str, Any]) -> list[ReleaseRow]:
     for row in facts["releases"]:
         name, at = row["release"], row.get("deployed_at")
         states = [word for word in ("current", "previous") if facts[word] == name]
+        states += [f"script {to}" for to in row.get("to") or ()]
         if name in facts["pinned"]:
             states.append(f"used by run {facts['pinned'][name]}")
         if row.get("problem"):

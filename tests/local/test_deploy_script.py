@@ -180,3 +180,40 @@ def test_a_run_records_the_script_that_it_runs_whoever_put_it_there(place: Scrip
     place.to.unlink()
     gone = place.command("launch", "--tag", "c", "--wait")
     assert gone.returncode == 7 and "is no version that was deployed here" in gone.stderr
+
+
+def test_scripts_are_counted_apart_and_push_no_release_out(place: Script) -> None:
+    """With keep_releases 2 a few deploys of a script left nothing that a rollback could name."""
+    place.write(
+        "recipes/whole.yaml", "version: 1\nname: whole\ndeploy: {include: [a.py]}\nlaunch: {command: [a]}\n"
+    )
+    second = place.root / "inside" / "second.py"
+    place.write("recipes/second.yaml", RECIPE.format(to=second).replace("name: warm", "name: second"))
+    place.write_hosts("code")
+    hosts = place.project / "hosts.yaml"
+    hosts.write_text(hosts.read_text().replace("engine: local", "engine: local, keep_releases: 2"))
+
+    def versions(recipe: str, file: str, count: int) -> list[str]:
+        names = []
+        for number in range(count):
+            place.write(file, f"graphs = False\nx = '{recipe}', {number}\n")
+            done = place.command("deploy", "-r", recipe, "--json")
+            assert done.returncode == 0, done.stderr
+            names.append(json.loads(done.stdout)["release"])
+        return names
+
+    other = versions("second", "train.py", 1)
+    whole = versions("whole", "a.py", 4)
+    scripts = versions("warm", "train.py", 4)
+    listed = json.loads(place.command("releases", "--json").stdout)
+    there = {row["release"]: row["to"] for row in listed["releases"]}
+    assert there == {
+        **{name: [] for name in whole[2:]},
+        **{name: [str(place.to)] for name in scripts[2:]},
+        other[0]: [str(second)],
+    }
+    assert (listed["current"], listed["previous"]) == (whole[3], whole[2])
+    refused = place.command("rollback", scripts[2])
+    assert refused.returncode == 2 and f"is a single script, for {place.to}" in refused.stderr, refused.stderr
+    assert json.loads(place.command("releases", "--json").stdout)["current"] == whole[3]
+    assert place.command("rollback", whole[2]).returncode == 0
