@@ -19,6 +19,7 @@ from . import AgentError
 from .flock import exclusive
 from .hostfacts import host_facts
 from .reservations import FILE, LOCK, add, path_of
+from .runfolder import read_ours
 from .talk import CallerGone, Talk
 
 WAIT_S = 60.0
@@ -34,11 +35,13 @@ KEYS = ("run", "tag", "uuids", "container", "by")
 def gpu_desk(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     """request: as host_facts, wait_s. Events: {"waiting": holder}, {"facts": answer of host_facts}.
 
-    Answers {"taken": bool}. Raises AgentError: locked (another launch holds the lock for too long).
+    Answers {"taken": bool}. Raises AgentError: locked (another launch holds the lock for too long, or a later
+    dflashctl has given GPUs away, and which cannot be read).
     """
     lock, entries = path_of(LOCK), path_of(FILE)
     what = "another launch holds the lock on this machine's GPUs"
     with exclusive(lock, float(request.get("wait_s", WAIT_S)), what, lambda who: _waiting(emit, who)):
+        read_ours(entries)
         emit({"facts": host_facts(request, emit)})
         return {"taken": _serve(Talk(), entries)}
 

@@ -11,6 +11,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from . import AgentError, proc, reservations
+from .runfolder import read_json
 
 # The last field of each may hold commas itself.
 GPU_FIELDS = (
@@ -26,8 +27,8 @@ def host_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     """request: samples (1), interval_s (0.25), smi_timeout_s (20), nvidia_smi ("nvidia-smi").
 
     Answers {"at", "boot_id", "pidns", "samples": [reading], "apps": reading, "processes": {pid: {...}|null},
-    "fields": columns of what was asked, "reservations": [entry of reservations.read]}; a reading is {"exit",
-    "stdout", "stderr", "problem": null | "missing" | "timeout" | text}.
+    "fields": columns of what was asked, "reservations": [entry of reservations.read], "reservations_problem":
+    text|null}; a reading is {"exit", "stdout", "stderr", "problem": null | "missing" | "timeout" | text}.
     """
     program = str(request.get("nvidia_smi") or "nvidia-smi")
     timeout_s = float(request.get("smi_timeout_s", 20.0))
@@ -55,7 +56,7 @@ def host_facts(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         "samples": samples,
         "apps": app_reading,
         "processes": {str(pid): look_up(pid) for pid in app_pids(app_reading["stdout"])},
-        "reservations": _reservations(),
+        **_reservations(),
     }
 
 
@@ -69,11 +70,12 @@ def _refuses(reading: Dict[str, Any], field: str) -> bool:
     return bool(reading["exit"]) and field in reading["stdout"]
 
 
-def _reservations() -> List[Dict[str, Any]]:
+def _reservations() -> Dict[str, Any]:
     try:
-        return reservations.read(reservations.path_of(reservations.FILE))
+        path = reservations.path_of(reservations.FILE)
     except AgentError:  # no folder of our own: then nobody has written anything there
-        return []
+        return {"reservations": [], "reservations_problem": None}
+    return {"reservations": reservations.read(path), "reservations_problem": read_json(path).problem}
 
 
 def begin(argv: List[str]) -> Any:

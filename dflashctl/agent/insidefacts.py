@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional
 
 from . import AgentError, kin, proc
 from .release import current_release, read_manifest
-from .runfolder import RunFolder, list_runs, new_id, read_json, write_json
+from .runfolder import RunFolder, list_runs, new_id, read_json, read_ours, write_json
 
 BASELINES = "gpu_idle.json"
 
@@ -126,12 +126,14 @@ def baselines(state_dir: str) -> Dict[str, Any]:
 
 
 def learn_idle(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
-    """Keep request["gpus"] {uuid: memory_mib} as the idle state of those GPUs; others keep theirs."""
+    """Keep request["gpus"] {uuid: memory_mib} as the idle state of those GPUs; others keep theirs. Raises
+    AgentError("locked") where a later dflashctl has learnt it."""
     state_dir = str(request["state_dir"])
-    known = baselines(state_dir)
+    path = os.path.join(state_dir, BASELINES)
+    body, known = read_ours(path), baselines(state_dir)
     now = time.time()
     for uuid, memory_mib in dict(request["gpus"]).items():
         known[str(uuid)] = {"memory_mib": int(memory_mib), "learnt_at": now}
     os.makedirs(state_dir, exist_ok=True)
-    write_json(os.path.join(state_dir, BASELINES), {"gpus": known})
+    write_json(path, dict(body, gpus=known))
     return {"gpus": known}

@@ -122,7 +122,7 @@ def refuse_conflicts(run: RunFolder, record: Dict[str, Any], *, allow_busy: bool
             continue
         theirs, problem = other.record()
         alive = other.live(processes)
-        if alive and NEWER in (problem or ""):
+        if NEWER in (problem or "") and (alive or find_supervisor(other) is not None):
             what = (
                 "run %s is live, and was launched by a newer dflashctl: its tag, log and GPUs are not known"
             )

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional
 
 from . import proc
 from .hostlock import lock_folder
-from .runfolder import read_json, write_json
+from .runfolder import read_json, read_ours, write_json
 
 FILE = "gpus.json"
 LOCK = "gpus.lock"
@@ -75,5 +75,5 @@ def add(path: str, entry: Dict[str, Any], within_s: float) -> bool:
         return False
     kept = [one for one in read(path) if one.get("run") != entry["run"]]
     body = dict(entry, processes=found, at=time.time(), boot_id=proc.boot_id())
-    write_json(path, {"reservations": [*kept, body]}, durable=False)
+    write_json(path, dict(read_ours(path), reservations=[*kept, body]), durable=False)
     return True

@@ -13,7 +13,7 @@ from calendar import timegm
 from datetime import datetime, timezone
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
-from . import cgroup, kin, proc
+from . import AgentError, cgroup, kin, proc
 
 VERSION = 1
 NEWER = "newer than this dflashctl knows"
@@ -87,6 +87,16 @@ def read_json(path: str) -> Loaded:
     if version > VERSION:
         return Loaded(None, "%s: version %d, %s (%d)" % (path, version, NEWER, VERSION))
     return Loaded(value, None)
+
+
+def read_ours(path: str) -> Dict[str, Any]:
+    """What is to be written anew with changes; {} where nothing that can be read is there. Raises
+    AgentError("locked") for a file of a later dflashctl: what it says would be lost."""
+    value, problem = read_json(path)
+    if NEWER in (problem or ""):
+        what = "it was written by a newer dflashctl, and this one would lose what it says"
+        raise AgentError("locked", what, path, "use that one, or update this one")
+    return value or {}
 
 
 def read_lines(path: str, having: str = "") -> Iterator[Dict[str, Any]]:

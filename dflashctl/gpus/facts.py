@@ -86,4 +86,6 @@ def judge_facts(host: Host, outside: dict[str, Any], inside: dict[str, Any]) -> 
         expect=host.gpus.expect,
         reserved=reservations(inside, outside, container=host.container),
     )
-    return replace(box, at=outside.get("at"))
+    unread = outside.get("reservations_problem")
+    more = (f"which GPUs are given away is not known: {unread}",) if unread else ()
+    return replace(box, at=outside.get("at"), warnings=box.warnings + more)

@@ -145,11 +145,18 @@ class Record:
 
 
 def read_record(paths: LabPaths) -> Record | None:
-    """lab.json, or None when there is none or it is no record of ours (half-written, another version)."""
+    """lab.json, or None when there is none or it is no record of ours (half-written).
+
+    Raises UsageError for that of a later dflashctl: its lab is no half-dead one that may be ended.
+    """
     try:
         data = json.loads(paths.record.read_text())
-        if data.pop("version") != 1:
-            return None
+        version = data.pop("version")
+        if isinstance(version, int) and version > 1:
+            raise UsageError(
+                f"the lab in {paths.root} was brought up by a newer dflashctl",
+                next="use that one, or set DFLASHCTL_LAB_DIR to a folder of its own",
+            )
         return Record(**{**data, "endpoint": LabEndpoint(**data["endpoint"])})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -20,7 +21,7 @@ from gpu_kit import (
     row,
 )
 
-from dflashctl.agent import hostfacts, insidefacts, pick, proc, runfolder
+from dflashctl.agent import AgentError, gpudesk, hostfacts, insidefacts, pick, proc, reservations, runfolder
 from dflashctl.errors import Unreachable
 from dflashctl.gpus import facts as gpufacts
 from dflashctl.gpus import smi
@@ -143,6 +144,38 @@ def test_idle_levels_are_learnt_on_demand_and_kept(tmp_path: Path) -> None:
     assert levels == {"GPU-0": 12, "GPU-1": 5}
     (tmp_path / "state" / insidefacts.BASELINES).write_text("{")
     assert insidefacts.baselines(state_dir) == {}
+
+
+def test_what_a_newer_dflashctl_has_learnt_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / insidefacts.BASELINES
+    request = {"state_dir": str(tmp_path), "gpus": {"GPU-0": 12}}
+    for version, kept in ((2, True), (1, False)):
+        file.write_text(json.dumps({"version": version, "gpus": {}, "later": 1}))
+        if kept:
+            with pytest.raises(AgentError, match="newer dflashctl") as error:
+                insidefacts.learn_idle(request, None)
+            assert (error.value.kind, error.value.where) == ("locked", str(file))
+        else:
+            insidefacts.learn_idle(request, None)
+        assert json.loads(file.read_text())["later"] == 1, "what is not known is kept"
+
+
+def test_gpus_that_a_newer_dflashctl_gave_away_are_given_to_nobody(
+    tmp_path: Path, smi_program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reservations read as none, and the next launch wrote its own over them."""
+    for module in (gpudesk, reservations):
+        monkeypatch.setattr(module, "path_of", lambda name: str(tmp_path / name))
+    file = tmp_path / reservations.FILE
+    file.write_text(json.dumps({"version": 2, "reservations": []}))
+    request = {"nvidia_smi": smi_program(f'case "$1" in *gpu=*) echo "{mig_row(0, "Disabled")}";; esac')}
+    with pytest.raises(AgentError, match="newer dflashctl") as error:
+        gpudesk.gpu_desk(request, lambda event: None)
+    assert (error.value.kind, error.value.where) == ("locked", str(file))
+    facts = hostfacts.host_facts(request, None)
+    box = gpufacts.judge_facts(HOST, facts, INSIDE)
+    assert any(str(file) in warning and "given away" in warning for warning in box.warnings)
+    assert json.loads(file.read_text())["version"] == 2
 
 
 class Fake:

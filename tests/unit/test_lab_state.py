@@ -14,7 +14,7 @@ import pytest
 from dflashctl.agent import proc
 from dflashctl.cli.main import run
 from dflashctl.config.hosts import Host
-from dflashctl.errors import ExitCode, Unreachable
+from dflashctl.errors import ExitCode, Unreachable, UsageError
 from dflashctl.lab import layout, lifecycle, state
 from dflashctl.lab.state import LabEndpoint, LabPaths, Record
 
@@ -71,13 +71,25 @@ def test_a_zombie_is_no_lab(paths: LabPaths) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "3", '{"version": 2}', '{"version": 1}', '{"version": 1, "endpoint": {"x": 1}}']
+    "text", ["", "{", "[]", "3", '{"version": "2"}', '{"version": 1}', '{"version": 1, "endpoint": {"x": 1}}']
 )
 def test_a_damaged_record_is_no_record(paths: LabPaths, text: str) -> None:
     paths.record.write_text(text)
     assert state.read_record(paths) is None
     with pytest.raises(Unreachable):
         state.load_endpoint()
+
+
+def test_a_lab_of_a_newer_dflashctl_is_told_and_not_ended(paths: LabPaths) -> None:
+    """It was no record, so `lab up` took the lab for a half-dead one: it ended it, with all its runs."""
+    write(paths, record_of_this_process())
+    paths.lock.touch()
+    paths.record.write_text(json.dumps({**json.loads(paths.record.read_text()), "version": 2, "new": 1}))
+    for act in (state.load_endpoint, lifecycle.up, lifecycle.down, lifecycle.status):
+        with pytest.raises(UsageError, match="newer dflashctl") as caught:
+            act()
+        assert "DFLASHCTL_LAB_DIR" in str(caught.value.next)
+    assert json.loads(paths.record.read_text())["new"] == 1
 
 
 def test_defaults_make_a_host_without_a_lab(paths: LabPaths) -> None:

@@ -133,6 +133,12 @@ def test_a_live_run_of_a_newer_dflashctl_is_not_taken_for_none(box: Any) -> None
     with pytest.raises(AgentError, match="newer dflashctl") as error:
         box.launch(["sleep", "30"], "a")
     assert error.value.kind == "locked" and "update" in error.value.next
+    supervisor = Path(box.run(first).file("supervisor.json"))
+    theirs = supervisor.read_text()
+    supervisor.write_text(json.dumps({**json.loads(theirs), "version": 2}))
+    with pytest.raises(AgentError, match="newer dflashctl"):
+        box.launch(["sleep", "30"], "a")
+    supervisor.write_text(theirs)
     record.write_text("{")
     box.launch(["sleep", "30"], "b")
     record.write_text(whole)
