@@ -12,7 +12,7 @@ from torch import nn
 
 from trainer.bench.measure import Settings
 from trainer.bench.shapes import SHAPES, Shape, batch_of, ends_of, tap_places
-from trainer.training.step import Batch
+from trainer.data.batch import Batch
 
 
 def wrapped_drafter(shape: Shape, width: int, device: torch.device) -> Any:

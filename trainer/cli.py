@@ -24,9 +24,9 @@ from trainer.evaluation.cli import eval
 from trainer.export.cli import export, import_
 from trainer.guard import guarded
 from trainer.machine import importing, prepare_environment
+from trainer.process.runfiles import RunFiles
 from trainer.run.console import Console, Plain, for_stdout
-from trainer.run.runfiles import RunFiles
-from trainer.topology.cli import plan
+from trainer.run.plan_cli import plan
 from trainer.topology.planning import resolve_auto
 from trainer.topology.rank import RankFiles, WatchedFiles
 from trainer.topology.start import as_watched, launch, wanted_ranks
@@ -136,12 +136,12 @@ def train(
             config = read_config(recipe)
         ranks = wanted_ranks(config)
 
-    failed = guarded(decide, files)
+    failed = guarded(decide, files.fail)
     if failed:
         raise SystemExit(failed)
     options = ["--resume", str(resume.resolve())] if resume else []
     options += ["--allow-changes"] if allow_changes else []
-    failed = guarded(partial(launch, files.folder, ranks, [str(recipe), *options]), files)
+    failed = guarded(partial(launch, files.folder, ranks, [str(recipe), *options]), files.fail)
     raise SystemExit(failed)
 
 
@@ -198,7 +198,7 @@ def trained(
             report.show()
         console.say(f"done; files in {files.folder}")
 
-    return guarded(work, files)
+    return guarded(work, files.fail)
 
 
 def main() -> None:

@@ -6,25 +6,27 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from trainer import failures, needs
 from trainer.errors import ConfigError, Stopped, TrainerError
+from trainer.failures import KnownFailure
 from trainer.machine import prepare_environment
 from trainer.writing import of_the_disk
-
-if TYPE_CHECKING:
-    from trainer.run.runfiles import RunFiles
 
 INTERRUPTED = 130
 
 
-def guarded(work: Callable[[], None], files: RunFiles | None = None, interrupted: str = "stopped") -> int:
+def guarded(
+    work: Callable[[], None],
+    known_of: Callable[[BaseException], tuple[KnownFailure, ...]] = failures.of_error,
+    interrupted: str = "stopped",
+) -> int:
     """Run `work`; the exit code. Only bugs keep a traceback. A failure that others have met before is told
     with what it means and what helps.
 
     Args:
-        files: of a run, which get its root_cause.json.
+        known_of: which known failures an error is; `RunFiles.fail` writes it down as the root cause, too.
         interrupted: what is said after Ctrl-C.
     """
     try:
@@ -36,7 +38,7 @@ def guarded(work: Callable[[], None], files: RunFiles | None = None, interrupted
         say(interrupted)
         return INTERRUPTED
     except Exception as error:
-        known = files.fail(error) if files else failures.of_error(error)
+        known = known_of(error)
         told = error if isinstance(error, TrainerError) else of_the_disk(error) or _of_a_package(error)
         said = f"error: {told}" if told else traceback.format_exc().rstrip()
         say("\n".join([said, failures.words(known)] if known else [said]))

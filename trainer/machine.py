@@ -1,10 +1,11 @@
-"""What this process may use: cores, memory and device."""
+"""What this process may use: cores, memory and device; and what it took at most."""
 
 from __future__ import annotations
 
 import gc
 import math
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,3 +117,16 @@ def available_memory(
     except (OSError, ValueError):  # no such file, or "max": no limit
         pass
     return min(found) if found else None
+
+
+def peaks() -> dict[str, float]:
+    """GiB of memory that this process's tensors took at most, by GPU; without one, all of the process.
+
+    A GPU that the process does not use is not named.
+    """
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return {"cpu": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    found = {f"cuda:{gpu}": torch.cuda.max_memory_allocated(gpu) for gpu in range(torch.cuda.device_count())}
+    return {name: size / 2**30 for name, size in found.items() if size}

@@ -6,3 +6,13 @@ from __future__ import annotations
 def plural(number: int, noun: str) -> str:
     """1 row, 3 rows, 1,024 rows; of nouns that only get an s."""
     return f"{number:,} {noun if number == 1 else noun + 's'}"
+
+
+def duration(seconds: float | None) -> str:
+    """3.1 s, 4m12s, 2h07m."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"

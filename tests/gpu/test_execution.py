@@ -21,14 +21,15 @@ from tiny_models import save_target
 
 from trainer import config as configs
 from trainer.bench.shapes import SHAPES, batch_of, drafter_of, ends_of
+from trainer.data.batch import Batch
 from trainer.data.packing import Rows
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
 from trainer.training.captured_update import CapturedUpdates
 from trainer.training.execution import captured
 from trainer.training.objective import draw
 from trainer.training.optim import DrafterOptimizer
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1800)]
 ROWS, ROW, WIDTH = 2, 1024, 48

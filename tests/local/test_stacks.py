@@ -139,7 +139,7 @@ def test_without_py_spy_a_program_that_registered_writes_its_own(box: Any, until
 @pytest.mark.usefixtures("no_py_spy")
 def test_the_trainer_registers(box: Any, until: Callable[..., Any]) -> None:
     program = (
-        "import os; from pathlib import Path; from trainer.run.runfiles import RunFiles\n"
+        "import os; from pathlib import Path; from trainer.process.runfiles import RunFiles\n"
         f"RunFiles(Path({box.state_dir!r}) / 'runs' / os.environ['DFLASH_RUN_ID']).listen()\n"
     )
     whole = [sys.executable, "-c", program + STUCK]  # with the packages that the trainer needs

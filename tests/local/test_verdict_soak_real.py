@@ -23,12 +23,12 @@ SOAK_S, LOOK_S = 300.0, 2.0
 HEAD = """
 import json, os, random, sys, threading, time
 from pathlib import Path
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 files = RunFiles(Path(STATE) / "runs" / os.environ["DFLASH_RUN_ID"])
 rng = random.Random(7)
 
 def train(steps, seconds=0.5):
-    if files.phase != "training":
+    if files.pace.phase != "training":
         files.enter("training")
     for _ in range(steps):
         time.sleep(seconds)

@@ -47,7 +47,7 @@ def child(
     from trainer import config as configs
     from trainer.data import stdlib
     from trainer.guard import guarded
-    from trainer.run.runfiles import RunFiles
+    from trainer.process.runfiles import RunFiles
     from trainer.run.train import run
 
     torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def child(
         config = configs.load(section)
         run(config, files, lambda text: print(text, flush=True), None, Path(resume) if resume else None)
 
-    code = guarded(work, files)
+    code = guarded(work, files.fail)
     sys.stdout.flush()
     os._exit(code)
 

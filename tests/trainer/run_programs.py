@@ -20,7 +20,8 @@ def lines(path: Path) -> list[Any]:
 
 def program(folder: Path, body: str) -> list[str]:
     head = (
-        "import sys, time, threading\nfrom pathlib import Path\nfrom trainer.run.runfiles import RunFiles\n"
+        "import sys, time, threading\nfrom pathlib import Path\n"
+        "from trainer.process.runfiles import RunFiles\n"
         f"files = RunFiles(Path({str(folder)!r}))\nfiles.listen()\n"
     )
     return [sys.executable, "-c", head + body]

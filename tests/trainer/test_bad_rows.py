@@ -17,6 +17,7 @@ from tiny_models import save_target
 from tokenizers import Tokenizer
 
 from trainer import config as configs
+from trainer.culprits import Who
 from trainer.data.bad_rows import newly_bad
 from trainer.data.dataset import Dataset
 from trainer.data.packing import from_tokens
@@ -24,11 +25,10 @@ from trainer.data.prompts import packed_text
 from trainer.errors import DataError
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.process.runfiles import RunFiles
 from trainer.run.progress import Tally
-from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
 from trainer.topology.work import Bad
-from trainer.training.culprits import Who
 from trainer.training.objective import draw
 from trainer.training.step import DrafterStep
 

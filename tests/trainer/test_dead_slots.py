@@ -20,6 +20,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.config import TrainConfig
+from trainer.data.batch import Batch, without_bad_rows
 from trainer.data.dataset import Dataset
 from trainer.data.packing import Rows, from_tokens, pack
 from trainer.model.drafter import Drafter
@@ -28,7 +29,7 @@ from trainer.topology.colocated import Colocated
 from trainer.topology.work import row_gradients
 from trainer.training.loss import cut, head_loss
 from trainer.training.objective import draw
-from trainer.training.step import Batch, DrafterStep, without_bad_rows
+from trainer.training.step import DrafterStep
 
 BLOCKS, SLOTS, WORDS = 7, 4, 50
 

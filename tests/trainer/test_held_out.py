@@ -20,8 +20,8 @@ from trainer import config as configs
 from trainer.checkpoint import files as checkpoint
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.process.runfiles import RunFiles
 from trainer.run.held_out import HeldOut, leak, walk
-from trainer.run.runfiles import RunFiles
 from trainer.run.scatter import scatter
 from trainer.run.train import run
 from trainer.training.step import DrafterStep

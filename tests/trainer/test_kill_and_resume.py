@@ -17,7 +17,7 @@ from killed_runs import finish, kill, losses, small_library, start, step_of, wai
 from tiny_models import save_target
 
 from trainer.checkpoint import files as checkpoint
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 
 STEPS = 24
 LAST = f"step-{STEPS:07d}"

@@ -22,10 +22,11 @@ from tiny_models import save_target
 
 from trainer import config as configs
 from trainer.config import Logging
-from trainer.run.console import Plain, Standing, Terminal, duration, for_stdout
-from trainer.run.runfiles import RunFiles
-from trainer.run.trackers import Trackers, scalars, threw
+from trainer.process.runfiles import RunFiles
+from trainer.process.trackers import Trackers, scalars, threw
+from trainer.run.console import Plain, Standing, Terminal, for_stdout
 from trainer.run.train import run
+from trainer.words import duration
 
 STANDING = Standing(
     step=7,
@@ -190,7 +191,7 @@ def test_a_service_that_never_finishes_does_not_hold_up_the_run(
 ) -> None:
     service, never = Service("wandb"), threading.Event()
     monkeypatch.setattr(service, "finish", never.wait)
-    monkeypatch.setattr("trainer.run.trackers.CLOSE_S", 0.1)
+    monkeypatch.setattr("trainer.process.trackers.CLOSE_S", 0.1)
     monkeypatch.setitem(sys.modules, "wandb", service)
     _, said = train(tmp_path, monkeypatch, trackers=["wandb"])
     never.set()
@@ -202,8 +203,8 @@ def test_a_tracker_whose_own_thread_fails_is_left_out_and_ends_nothing(tmp_path:
     """TensorBoard writes in a thread of its own: when the disk fills up, it is that thread that fails."""
     program = (
         "import resource, threading, time\nfrom pathlib import Path\n"
-        "from trainer.config import Logging\nfrom trainer.run.runfiles import RunFiles\n"
-        "from trainer.run.trackers import Trackers\n"
+        "from trainer.config import Logging\nfrom trainer.process.runfiles import RunFiles\n"
+        "from trainer.process.trackers import Trackers\n"
         f"folder = Path({str(tmp_path)!r})\nfiles = RunFiles(folder)\nfiles.listen()\n"
         "trackers = Trackers(Logging(trackers=['tensorboard']), folder, {}, print)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"

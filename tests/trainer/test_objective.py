@@ -12,15 +12,9 @@ from collections import Counter
 import pytest
 import torch
 
+from trainer.data.anchors import needed_width, valid_anchors
 from trainer.data.packing import Document, Rows, pack
-from trainer.training.objective import (
-    choose_anchors,
-    dpace_weights,
-    draw,
-    make_blocks,
-    needed_width,
-    valid_anchors,
-)
+from trainer.training.objective import choose_anchors, dpace_weights, draw, make_blocks
 
 BLOCK, GAMMA, MASK = 5, 4.0, 1
 

@@ -15,13 +15,15 @@ from test_step import LAYERS, PER_DOCUMENT, documents, settings
 from torch import Tensor
 
 from trainer import config as configs
+from trainer.data.anchors import needed_width
+from trainer.data.batch import Batch
 from trainer.data.packing import Rows, pack
 from trainer.model.drafter import Drafter
 from trainer.model.target import States, Target
 from trainer.topology.work import _generator, row_gradients
 from trainer.training.loss import Sums
-from trainer.training.objective import draw, needed_width
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.objective import draw
+from trainer.training.step import DrafterStep
 
 Makers = tuple[Callable[..., Drafter], Callable[..., Target]]
 

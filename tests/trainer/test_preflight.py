@@ -24,12 +24,12 @@ from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import Refused
 from trainer.machine import available_memory
 from trainer.model.drafter import Drafter
+from trainer.process.runfiles import RunFiles
 from trainer.run import preflight
 from trainer.run.loop import Trainer
 from trainer.run.progress import Clock
-from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
-from trainer.training.optim import DrafterOptimizer, Share
+from trainer.training.optim import DrafterOptimizer, Share, trained_bytes
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_moments_are_counted_by_algorithm(make_drafter: Callable[..., Drafter]) 
         ParameterGroup("matrices", ["*_proj.weight", "fc.weight"], algorithm="muon"),
         ParameterGroup("norms", ["*norm.weight"]),
     ]
-    weights, moments = preflight.trained_bytes(DrafterOptimizer(drafter, Optimizer(groups=groups)))
+    weights, moments = trained_bytes(DrafterOptimizer(drafter, Optimizer(groups=groups)))
     assert weights == 4 * (matrices + norms) and moments == 4 * (matrices + 2 * norms)
 
 
@@ -219,7 +219,7 @@ def test_memory_is_counted_for_what_a_rank_keeps(
     needed: int,
 ) -> None:
     optimizer = DrafterOptimizer(make_drafter(), Optimizer())
-    weights, _ = preflight.trained_bytes(optimizer)
+    weights, _ = trained_bytes(optimizer)
     monkeypatch.setattr(preflight, "available_memory", lambda: needed * weights)
     preflight.check_host_memory(optimizer, on_host, saves)
     monkeypatch.setattr(preflight, "available_memory", lambda: needed * weights - 1)

@@ -20,7 +20,7 @@ from trainer.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from trainer.export.commands import export
 from trainer.model.random_target import WORTHLESS, random_target
 from trainer.model.target import load_target
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
 
 CPU = torch.device("cpu")

@@ -24,8 +24,8 @@ from trainer.checkpoint.resume import Progress, choose, make_room
 from trainer.checkpoint.writer import Writer
 from trainer.data.prompts import row_order
 from trainer.errors import ConfigError, Stopped, TrainerError
+from trainer.process.runfiles import RunFiles
 from trainer.run.loop import Trainer
-from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
 from trainer.topology.work import row_gradients, shares
 from trainer.training.schedule import lr_factor

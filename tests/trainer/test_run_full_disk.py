@@ -17,7 +17,7 @@ from run_programs import PROJECT, program, read
 from small_disk import on_small_disk
 
 from trainer.guard import guarded
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 
 
 def test_a_full_disk_is_said_and_ends_nothing(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_full_disk_anywhere_is_one_message(tmp_path: Path, capsys: pytest.Capt
     def fails() -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/disk/parameters.json")
 
-    assert guarded(fails, RunFiles(tmp_path)) == 1
+    assert guarded(fails, RunFiles(tmp_path).fail) == 1
     said = capsys.readouterr().err
     assert said.startswith(
         "error: /disk/parameters.json: cannot write: No space left on device\nnext: make room"
@@ -122,6 +122,6 @@ def test_a_place_that_cannot_be_used_is_one_message(
     def fails() -> None:
         raise OSError(number, os.strerror(number), "runs")
 
-    assert guarded(fails, RunFiles(tmp_path)) == 1
+    assert guarded(fails, RunFiles(tmp_path).fail) == 1
     assert capsys.readouterr().err.startswith(said.format(tmp_path / "runs"))
     assert "in fails" in read(tmp_path / "root_cause.json")["traceback"]

@@ -16,8 +16,9 @@ import pytest
 from run_programs import PROJECT, lines, program, read
 
 from trainer import config as configs
+from trainer.process.pace import DEADLINE_S, PHASES
+from trainer.process.runfiles import RunFiles
 from trainer.run.loading import loading_deadline_s
-from trainer.run.runfiles import DEADLINE_S, PHASES, RunFiles
 
 
 def test_heartbeat_says_phase_step_and_pace(tmp_path: Path) -> None:
@@ -47,19 +48,19 @@ def test_heartbeat_says_phase_step_and_pace(tmp_path: Path) -> None:
 def test_slow_steps_have_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of 15 s takes a minute on a machine that four programs share, and the first compiles besides."""
     now = 1000.0
-    monkeypatch.setattr("trainer.run.runfiles.time.monotonic", lambda: now)
+    monkeypatch.setattr("trainer.process.runfiles.time.monotonic", lambda: now)
     files = RunFiles(tmp_path)
     for phase, allowed in (("loading", 900.0), ("data", 300.0), ("training", 240.0)):
         files.enter(phase)
-        assert files.deadline_s == allowed
+        assert files.pace.deadline_s == allowed
     for step, took, allowed in ((1, 9.0, 240.0), (2, 2.0, 60.0), (3, 15.0, 150.0), (4, 1.0, 150.0)):
         now += took
         files.stepped(step)
-        assert files.deadline_s == allowed == read(tmp_path / "heartbeat.json")["deadline_s"]
+        assert files.pace.deadline_s == allowed == read(tmp_path / "heartbeat.json")["deadline_s"]
     files.enter("evaluating")
-    assert files.deadline_s == 120.0
+    assert files.pace.deadline_s == 120.0
     files.enter("training")
-    assert files.deadline_s == 150.0
+    assert files.pace.deadline_s == 150.0
 
 
 def test_large_weights_have_more_time_to_load(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_large_weights_have_more_time_to_load(tmp_path: Path) -> None:
         with (tmp_path / f"model-{number}.safetensors").open("ab") as file:
             file.truncate(size)
     files = RunFiles(tmp_path / "run")
-    files.loading_s = loading_deadline_s(configs.load(section))
+    files.pace.loading_s = loading_deadline_s(configs.load(section))
     files.enter("loading")
     assert read(tmp_path / "run" / "heartbeat.json")["deadline_s"] == 300.0 + 54 * 1024 / 20
     drawn = {**section, "target": {"path": str(tmp_path), "weights": "random"}}
@@ -165,8 +166,8 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     ("body", "code", "error"),
     [
         (f"threading.Thread(target=lambda: fail({OOM!r})).start()\ntime.sleep(60)\n", 70, "RuntimeError"),
-        (f"sys.exit(guarded(lambda: fail({OOM!r}), files))\n", 1, "RuntimeError"),
-        (f"sys.exit(guarded(lambda: fail({OOM!r}, DataError), files))\n", 1, "DataError"),
+        (f"sys.exit(guarded(lambda: fail({OOM!r}), files.fail))\n", 1, "RuntimeError"),
+        (f"sys.exit(guarded(lambda: fail({OOM!r}, DataError), files.fail))\n", 1, "DataError"),
     ],
 )
 def test_a_known_failure_is_named_in_the_log_and_in_the_root_cause(

@@ -17,16 +17,17 @@ from test_kill_and_resume import section
 from tiny_models import VOCABULARY, save_target
 
 from trainer import config as configs
+from trainer.data.batch import Batch
 from trainer.data.packing import Document, Rows, pack
 from trainer.errors import Refused
 from trainer.model.drafter import Drafter
 from trainer.model.mask import Bounds
 from trainer.model.target import States, Target
+from trainer.process.runfiles import RunFiles
 from trainer.run import selfcheck
-from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
 from trainer.training.objective import Blocks, draw
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 
 WINDOW = 6
 

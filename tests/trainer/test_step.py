@@ -15,12 +15,14 @@ from tiny_models import VOCABULARY
 from torch import Tensor
 
 from trainer import config as configs
+from trainer.data.anchors import needed_width
+from trainer.data.batch import Batch, without_bad_rows
 from trainer.data.packing import Document, Rows, pack
 from trainer.model.drafter import Drafter
 from trainer.model.target import States, Target
 from trainer.training.loss import Kind, Sums, head_loss
-from trainer.training.objective import draw, needed_width
-from trainer.training.step import Batch, DrafterStep, without_bad_rows
+from trainer.training.objective import draw
+from trainer.training.step import DrafterStep
 
 PER_DOCUMENT = 100  # more than any document has: all valid anchors, whatever is drawn
 

@@ -17,7 +17,7 @@ from trainer.checkpoint.files import listed
 from trainer.cli import _begun, app
 from trainer.errors import ConfigError
 from trainer.model.target_files import find_target
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
 from trainer.writing import lock
 

@@ -23,8 +23,8 @@ from trainer import config as configs
 from trainer import recipe_file
 from trainer.checkpoint.files import load_drafter
 from trainer.errors import ConfigError, DataError
+from trainer.process.runfiles import RunFiles
 from trainer.run.progress import Clock, Tally
-from trainer.run.runfiles import RunFiles
 from trainer.run.train import run
 
 PROJECT = Path(__file__).parents[2]

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.data.batch import Batch
 from trainer.data.packing import Rows
 from trainer.model.drafter import Drafter
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.target import States
-from trainer.training.step import Batch
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from trainer.culprits import Who, named, rank_of
 from trainer.errors import DataError
-from trainer.training.culprits import Who, named, rank_of
 
 
 def newly_bad(

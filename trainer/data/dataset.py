@@ -12,15 +12,15 @@ from torch import Tensor
 
 from trainer.config import TrainConfig
 from trainer.data import prompts as texts
+from trainer.data.anchors import needed_width
 from trainer.data.bad_rows import newly_bad
+from trainer.data.batch import Batch, without_bad_rows
 from trainer.data.continuations import write
 from trainer.data.named_store import named_store
 from trainer.data.packing import Rows, from_tokens
 from trainer.data.stored import StoredRows
 from trainer.model.target import States, Target, is_single
 from trainer.model.target_files import end_ids
-from trainer.training.objective import needed_width
-from trainer.training.step import Batch, without_bad_rows
 from trainer.words import plural
 
 Say = Callable[[str], None]

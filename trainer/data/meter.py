@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from trainer.run.console import duration
+from trainer.words import duration
 
 LINE_EVERY_S = 10.0
 

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from trainer import config as configs
+from trainer.data.batch import Batch
 from trainer.data.packing import Rows
 from trainer.evaluation.decode import Output
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 from trainer.training.objective import make_blocks
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 
 WIDTH = 32  # blocks in one pass
 SHORTEST = 128  # rows are this long, or twice, four times ...: few shapes to compile for

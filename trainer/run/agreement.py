@@ -14,7 +14,7 @@ from typing import Any
 from trainer.checkpoint.optimizer_state import give
 from trainer.checkpoint.resume import Progress
 from trainer.errors import Stopped
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.run.saver import Saver
 from trainer.topology.ranks import Ranks
 from trainer.topology.together import LONG_S

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainer.words import duration
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
@@ -44,16 +46,6 @@ class Standing:
             f"step {self.step} loss {self.loss:.3f} {self._accepted()}{self.tokens_per_s:,.0f} tokens/s "
             f"ETA {duration(self.eta_s)}"
         )
-
-
-def duration(seconds: float | None) -> str:
-    """3.1 s, 4m12s, 2h07m."""
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 class Console(Protocol):

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer.data.batch import Batch
 from trainer.data.packing import from_tokens
 from trainer.model.target import Target
 from trainer.training.objective import make_blocks
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 
 SHOWS_FROM = 1.3  # promised lengths below this show nothing
 LEAST_SHARE = (

@@ -8,7 +8,7 @@ from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.model.random_target import RANDOM
 from trainer.model.target_files import find_target
-from trainer.run.runfiles import DEADLINE_S
+from trainer.process.pace import DEADLINE_S
 
 START_S = 300.0
 """For importing torch on a busy machine, to meet other ranks, and for a small model."""

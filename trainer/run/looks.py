@@ -8,8 +8,8 @@ from typing import Any
 from trainer.checkpoint.resume import Progress
 from trainer.config import TrainConfig
 from trainer.evaluation.evaluator import Evaluator
+from trainer.process.runfiles import RunFiles
 from trainer.run.held_out import HeldOut, Matched, leak
-from trainer.run.runfiles import RunFiles
 from trainer.run.setup import Assembled
 from trainer.training.step import DrafterStep
 

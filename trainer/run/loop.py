@@ -19,16 +19,16 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.errors import Stopped
 from trainer.evaluation.evaluator import Evaluator
+from trainer.process.runfiles import RunFiles
+from trainer.process.trackers import Trackers
 from trainer.run.agreement import Agreement
 from trainer.run.console import Console
 from trainer.run.looks import Looks
 from trainer.run.progress import Clock, Every, Tally
 from trainer.run.rehearsal import prepare
 from trainer.run.reporting import Reporter
-from trainer.run.runfiles import RunFiles
 from trainer.run.saver import Saver
 from trainer.run.setup import Assembled
-from trainer.run.trackers import Trackers
 from trainer.topology.build import make_work
 from trainer.topology.ranks import Ranks
 from trainer.topology.together import LONG_S
@@ -134,7 +134,7 @@ class Trainer:
             self.config,
             self.files,
             self.say,
-            self.parts,
+            self.parts.target,
             self.data,
             self.order,
             self.step,

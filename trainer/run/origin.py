@@ -12,7 +12,7 @@ from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.packing import Rows
 from trainer.errors import ConfigError
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.run.setup import Assembled, Say
 from trainer.training.optim import DrafterOptimizer
 

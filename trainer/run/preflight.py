@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import resource
 import shutil
 import subprocess
@@ -15,23 +14,12 @@ import torch
 from trainer.checkpoint import files as checkpoint
 from trainer.errors import Refused
 from trainer.machine import available_memory
-from trainer.training.optim import DrafterOptimizer
+from trainer.training.optim import DrafterOptimizer, trained_bytes
 from trainer.words import plural
-
-FLOAT32 = 4
 
 
 def gib(size: float) -> str:
     return f"{size / 2**30:,.2f} GiB"
-
-
-def trained_bytes(optimizer: DrafterOptimizer) -> tuple[int, int]:
-    """(weights, moments) of all parameters, in bytes: AdamW keeps two moments a weight, Muon one."""
-    weights = moments = 0
-    for each in optimizer.assigned:
-        weights += FLOAT32 * math.prod(each.shape)
-        moments += FLOAT32 * math.prod(each.shape) * (2 if each.group.algorithm == "adamw" else 1)
-    return weights, moments
 
 
 def check_disk(root: Path, keep: int, each: int) -> str:
@@ -141,17 +129,6 @@ def peak(device: torch.device) -> str:
         return f"memory: a step takes at most {gib(torch.cuda.max_memory_allocated(device))} of {gib(total)}"
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return f"memory: the process took at most {gib(1024 * kib)} with a whole step"
-
-
-def peaks() -> dict[str, float]:
-    """GiB of memory that this process's tensors took at most, by GPU; without one, all of the process.
-
-    A GPU that the process does not use is not named.
-    """
-    if not torch.cuda.is_initialized():
-        return {"cpu": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
-    found = {f"cuda:{gpu}": torch.cuda.max_memory_allocated(gpu) for gpu in range(torch.cuda.device_count())}
-    return {name: size / 2**30 for name, size in found.items() if size}
 
 
 def checkpoint_bytes(optimizer: DrafterOptimizer) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.culprits import Who
 from trainer.topology.work import Bad
-from trainer.training.culprits import Who
 from trainer.training.loss import Sums
 
 

@@ -16,6 +16,7 @@ from trainer.checkpoint.optimizer_state import forget, moments, whole_shapes
 from trainer.checkpoint.writer import HostCopies, Writer
 from trainer.config import TrainConfig
 from trainer.data.bad_rows import newly_bad
+from trainer.data.batch import Batch
 from trainer.data.dataset import Dataset
 from trainer.data.packing import Rows
 from trainer.errors import DataError
@@ -26,7 +27,7 @@ from trainer.run.selfcheck import check, check_taps
 from trainer.run.setup import Assembled
 from trainer.training.objective import draw
 from trainer.training.optim import DrafterOptimizer
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 from trainer.words import plural
 
 Order = Callable[[int, int], Tensor]

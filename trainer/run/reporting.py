@@ -9,15 +9,16 @@ from torch import Tensor
 
 from trainer.checkpoint.resume import Progress
 from trainer.config import TrainConfig
+from trainer.culprits import Who
 from trainer.data.bad_rows import newly_bad
 from trainer.errors import TrainerError
-from trainer.run.console import Console, Standing, duration
-from trainer.run.preflight import peaks
+from trainer.machine import peaks
+from trainer.process.runfiles import RunFiles
+from trainer.process.trackers import Trackers
+from trainer.run.console import Console, Standing
 from trainer.run.progress import Clock, Tally
-from trainer.run.runfiles import RunFiles
-from trainer.run.trackers import Trackers
 from trainer.training.bad_steps import BadSteps
-from trainer.training.culprits import Who
+from trainer.words import duration
 
 
 class Reporter:
@@ -43,7 +44,7 @@ class Reporter:
 
     def estimate(self) -> None:
         """Say how long the rest takes, as far as that is known."""
-        step_s = self.files.median_step_s
+        step_s = self.files.pace.median_step_s
         left = self.clock.left_s(self.progress.step, step_s)
         if step_s is None or left is None:
             return
@@ -89,7 +90,7 @@ class Reporter:
                 loss=metrics["loss"],
                 acceptance_length=measured[-1][2] if measured else None,
                 tokens_per_s=metrics["tokens_per_s"],
-                eta_s=self.clock.left_s(step, self.files.median_step_s),
+                eta_s=self.clock.left_s(step, self.files.pace.median_step_s),
                 slots=" ".join(f"{value:.2f}" for value in metrics["slot_accuracy"]),
                 lr=metrics["lr"],
             )

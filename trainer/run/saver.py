@@ -11,7 +11,7 @@ from trainer.checkpoint.resume import Progress
 from trainer.checkpoint.writer import Writer
 from trainer.errors import TrainerError
 from trainer.model.drafter import Drafter
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.training.optim import DrafterOptimizer
 
 

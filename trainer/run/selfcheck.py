@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.data.batch import Batch
 from trainer.data.packing import Rows
 from trainer.errors import Refused
 from trainer.model.attention_spans import Spans, seen_by_kernels
 from trainer.model.plain_states import allowed, far, plain_states
 from trainer.model.target import States, Target
 from trainer.training.objective import Blocks
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 
 MASK_ELEMENTS = 100_000  # that are looked at, about a tenth of a second
 LABEL_SLOTS = 20_000

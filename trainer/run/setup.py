@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -27,6 +27,7 @@ from trainer.model.random_target import RANDOM, WORTHLESS, random_target
 from trainer.model.target import Target, load_target
 from trainer.model.target_files import end_ids, find_target, load_tokenizer, read_config
 from trainer.model.target_identity import identify
+from trainer.topology.start import Part
 from trainer.words import plural
 
 Say = Callable[[str], None]
@@ -36,12 +37,6 @@ def target_dtype(section: TargetSection, device: torch.device) -> torch.dtype:
     if section.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[section.dtype]
-
-
-Part = Literal["all", "ends", "target"]
-"""What a process has: target and drafter; the drafter and the target's two ends; the target alone, while the
-drafter is in the host's memory for its names and shapes.
-"""
 
 
 @dataclass(frozen=True)

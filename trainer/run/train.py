@@ -20,15 +20,15 @@ from trainer.evaluation.evaluator import Evaluator, Measurement
 from trainer.evaluation.report import Report, make_report
 from trainer.machine import choose_device
 from trainer.model.random_target import RANDOM, WORTHLESS
+from trainer.process.runfiles import RunFiles
+from trainer.process.trackers import Trackers
 from trainer.run.console import Console, Plain
 from trainer.run.loading import loading_deadline_s
 from trainer.run.loop import AFTER_SHARE, SAVE_RESERVE_S, Trainer
 from trainer.run.origin import choose, data_again, facts_of
 from trainer.run.rehearsal import check_target
-from trainer.run.runfiles import RunFiles
 from trainer.run.scatter import scatter
 from trainer.run.setup import Assembled, Say, assemble
-from trainer.run.trackers import Trackers
 from trainer.topology.planning import against_plan
 from trainer.topology.ranks import Ranks
 from trainer.topology.sharing import share_of
@@ -61,7 +61,7 @@ def run(
     Raises:
         TrainerError: with what to do; Stopped after saving, when a signal came.
     """
-    files.loading_s = loading_deadline_s(config)
+    files.pace.loading_s = loading_deadline_s(config)
     files.enter("loading")
     console = console or Plain(say)
     first = ranks is None or ranks.first

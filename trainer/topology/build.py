@@ -8,8 +8,8 @@ from torch import Tensor
 
 from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.run.runfiles import RunFiles
-from trainer.run.setup import Assembled
+from trainer.model.target import Target
+from trainer.process.runfiles import RunFiles
 from trainer.topology.colocated import Colocated
 from trainer.topology.ranks import Ranks
 from trainer.topology.split import SplitDrafter
@@ -25,7 +25,7 @@ def make_work(
     config: TrainConfig,
     files: RunFiles,
     say: Say,
-    parts: Assembled,
+    target: Target,
     data: Dataset,
     order: Callable[[int, int], Tensor],
     step: DrafterStep,
@@ -45,9 +45,9 @@ def make_work(
         ConfigError: the topology cannot work here.
     """
     if config.topology == "threads":
-        return Threads(config, files, say, parts.target, parts.drafter, data, order, step.width, first)
+        return Threads(config, files, say, target, step.drafter, data, order, step.width, first)
     if config.topology == "split":
         assert ranks is not None
-        return SplitDrafter(config, files, say, step, parts.target, data, order, ranks, first)
+        return SplitDrafter(config, files, say, step, target, data, order, ranks, first)
     shared = optimizer if optimizer is not None and optimizer.share is not None else None
-    return Colocated(config, step, parts.target, data, order, ranks, shared)
+    return Colocated(config, step, target, data, order, ranks, shared)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.machine import process_start
-from trainer.run.stopping import NUMBERS, StopSignals
+from trainer.process.stopping import NUMBERS, StopSignals
 from trainer.topology.cause import TOLD_TO_END, Trace, despite_stop, root_cause
 from trainer.topology.pulse import Pulses, Quiet, Sign, merged
 from trainer.topology.spawn import Deaths, run_alone, run_ranks

@@ -14,38 +14,39 @@ from collections.abc import Callable
 import torch
 
 from trainer.config import TrainConfig
+from trainer.data.batch import Batch
 from trainer.data.packing import Rows
+from trainer.model.drafter import Drafter
 from trainer.model.ends import bytes_of, ends_bytes
-from trainer.model.target import States
-from trainer.run.preflight import trained_bytes
-from trainer.run.setup import Assembled, Say, assemble
+from trainer.model.target import States, Target
 from trainer.topology.plan import Rates
 from trainer.topology.start import part_of
 from trainer.topology.work import row_gradients
 from trainer.training.loss import Sums
-from trainer.training.optim import DrafterOptimizer, unshareable
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.optim import DrafterOptimizer, trained_bytes, unshareable
+from trainer.training.step import DrafterStep
 
 WARM_UPS = 2
 LEAST = 2
 """Timed repetitions at least, however long they take."""
 LINK_BYTES = 1 << 28
 
+Say = Callable[[str], None]
 
-def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> Rates:
+
+def measure(
+    config: TrainConfig, target: Target, drafter: Drafter, gpus: int | None, seconds: float, say: Say
+) -> Rates:
     """Rates of this recipe on the present device.
 
     Args:
         gpus: how many are to be planned for; None: those that torch sees, or the layout's on a CPU.
         seconds: for each of target and drafter.
-    Raises:
-        ConfigError: the recipe's target or drafter cannot be loaded.
     """
-    parts = assemble(config, say)
-    mine = sum(each.nbytes for each in parts.drafter.parameters())
-    whole = bytes_of(parts.target)
-    device = parts.target.device
-    rows = _random_rows(config, parts)
+    mine = sum(each.nbytes for each in drafter.parameters())
+    whole = bytes_of(target)
+    device = target.device
+    rows = _random_rows(config, target)
     cuda = device.type == "cuda"
     if gpus is None:
         gpus = torch.cuda.device_count() if cuda else config.layout.targets + config.layout.drafters
@@ -54,19 +55,19 @@ def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> 
     part = rows[slice(0, -(-config.batch_rows // gpus))]
 
     def prefill() -> None:
-        parts.target.states(part.tokens, part.positions, part.documents, full=full)
+        target.states(part.tokens, part.positions, part.documents, full=full)
 
     target_s, used = _time(prefill, seconds, device)
     target_bytes = max(float(whole), used - mine)
     target_rate = part.tokens.numel() / target_s
     say(f"target: {target_rate:,.0f} tokens/s, {target_bytes / 2**30:.2f} GiB")
-    states = parts.target.states(part.tokens, part.positions, part.documents, full=full)
-    width = len(parts.target.taps) * parts.target.hidden_size
-    per_token = (width + (parts.target.hidden_size if full else 0)) * states.taps.element_size()
-    drafter_rate, optimizer_s, used, kept = _drafter(config, parts, part, states, seconds)
+    states = target.states(part.tokens, part.positions, part.documents, full=full)
+    width = len(target.taps) * target.hidden_size
+    per_token = (width + (target.hidden_size if full else 0)) * states.taps.element_size()
+    drafter_rate, optimizer_s, used, kept = _drafter(config, target, drafter, part, states, seconds)
     drafter_bytes = max(float(mine), used - whole)
     split = dataclasses.replace(config, topology="split")
-    held = whole if part_of(0, split) == "all" else ends_bytes(parts.target)
+    held = whole if part_of(0, split) == "all" else ends_bytes(target)
     say(
         f"drafter: {drafter_rate:,.0f} tokens/s, {drafter_bytes / 2**30:.2f} GiB; an optimizer step "
         f"{optimizer_s:.3f} s"
@@ -77,7 +78,7 @@ def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> 
         target_tokens_s=target_rate,
         drafter_tokens_s=drafter_rate,
         optimizer_s=optimizer_s,
-        gradient_bytes=sum(each.numel() * each.element_size() for each in parts.drafter.parameters()),
+        gradient_bytes=sum(each.numel() * each.element_size() for each in drafter.parameters()),
         batch_tokens=config.batch_rows * config.data.row_tokens,
         link_bytes_s=link,
         bytes_per_token=per_token,
@@ -87,31 +88,31 @@ def measure(config: TrainConfig, gpus: int | None, seconds: float, say: Say) -> 
         held_bytes=held,
         slots=config.layout.queue + 1,
         gpus=gpus,
-        moment_bytes=_shared_moments(config, parts),
+        moment_bytes=_shared_moments(config, drafter),
         target_pass_bytes=target_bytes - whole,
         drafter_pass_bytes=0.0 if config.micro_rows else max(0.0, drafter_bytes - kept),
     )
 
 
-def _shared_moments(config: TrainConfig, parts: Assembled) -> float:
+def _shared_moments(config: TrainConfig, drafter: Drafter) -> float:
     """Bytes of moments that ranks may share out, by the recipe."""
     if config.layout.shard_optimizer == "off" or unshareable(config.optimizer):
         return 0.0
-    return 8.0 * sum(each.numel() for each in parts.drafter.parameters())  # two of float32
+    return 8.0 * sum(each.numel() for each in drafter.parameters())  # two of float32
 
 
-def _random_rows(config: TrainConfig, parts: Assembled) -> Rows:
+def _random_rows(config: TrainConfig, target: Target) -> Rows:
     shape = (config.batch_rows, config.data.row_tokens)
     generator = torch.Generator().manual_seed(config.seed)
-    tokens = torch.randint(parts.target.vocabulary, shape, generator=generator)
+    tokens = torch.randint(target.vocabulary, shape, generator=generator)
     positions = torch.arange(shape[1]).expand(shape).contiguous()
     documents = torch.zeros(shape, dtype=torch.int64)
     supervised = torch.ones(shape, dtype=torch.bool)
-    return Rows(tokens, documents, positions, supervised).to(parts.target.device)
+    return Rows(tokens, documents, positions, supervised).to(target.device)
 
 
 def _drafter(
-    config: TrainConfig, parts: Assembled, part: Rows, states: States, seconds: float
+    config: TrainConfig, target: Target, drafter: Drafter, part: Rows, states: States, seconds: float
 ) -> tuple[float, float, float, float]:
     """Tokens a second of forward and backward on `part`, in passes of the recipe's `micro_rows`, seconds of
     an optimizer step, bytes in use, and those of weights, gradients and moments.
@@ -120,8 +121,8 @@ def _drafter(
     width = config.objective.anchors_per_row or min(per_document, config.data.row_tokens - 1)
     size = min(config.micro_rows or len(part), len(part))
     few = dataclasses.replace(config, token_budget=len(part) * config.data.row_tokens, micro_rows=size)
-    step = DrafterStep(parts.drafter.train(), parts.target, few, width)
-    optimizer = DrafterOptimizer(parts.drafter, config.optimizer)
+    step = DrafterStep(drafter.train(), target, few, width)
+    optimizer = DrafterOptimizer(drafter, config.optimizer)
 
     def gradients() -> Sums:
         return row_gradients(step, few, Batch(part, states), 0, slice(0, len(part)))
@@ -130,9 +131,9 @@ def _drafter(
         optimizer.step(0.0, gradients().weight)
 
     # Whole steps first: their moments and gradients are there in a run, and count as memory.
-    step_s, used = _time(whole, seconds / 2, parts.target.device)
-    gradients_s, _ = _time(gradients, seconds / 2, parts.target.device)
-    parts.drafter.zero_grad(set_to_none=True)
+    step_s, used = _time(whole, seconds / 2, target.device)
+    gradients_s, _ = _time(gradients, seconds / 2, target.device)
+    drafter.zero_grad(set_to_none=True)
     weights, moments = trained_bytes(optimizer)
     return part.tokens.numel() / gradients_s, max(0.0, step_s - gradients_s), used, 2 * weights + moments
 

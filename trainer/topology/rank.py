@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.topology.launcher import SAVE_S, rank_folder, stop_asked
 from trainer.topology.pulse import Pulse
 

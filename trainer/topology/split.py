@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from trainer.config import TrainConfig
+from trainer.culprits import Culprits
+from trainer.data.batch import Batch
 from trainer.data.dataset import Dataset
 from trainer.data.packing import Rows
 from trainer.errors import TrainerError
+from trainer.machine import peaks
 from trainer.model.target import States, Target
-from trainer.run.preflight import peaks
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.topology import slots as memory
 from trainer.topology.colocated import Reduction
 from trainer.topology.launcher import DOOR, rank_folder
@@ -32,9 +34,8 @@ from trainer.topology.link import Door, Line, knock, maker
 from trainer.topology.ranks import Ranks
 from trainer.topology.together import LONG_S
 from trainer.topology.work import Bad, row_gradients, shares
-from trainer.training.culprits import Culprits
 from trainer.training.loss import Sums
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 
 Order = Callable[[int, int], Tensor]
 GIB = 2.0**30

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import Literal, NoReturn
 
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
@@ -17,8 +17,10 @@ from trainer.machine import usable_cores
 from trainer.topology.rank import LAUNCHER, WatchedFiles, die_with_launcher
 from trainer.writing import to_log
 
-if TYPE_CHECKING:
-    from trainer.run.setup import Part
+Part = Literal["all", "ends", "target"]
+"""What a process has: target and drafter; the drafter and the target's two ends; the target alone, while the
+drafter is in the host's memory for its names and shapes.
+"""
 
 
 def wanted_ranks(config: TrainConfig) -> int:

@@ -24,17 +24,18 @@ from torch import Tensor, nn
 
 from trainer.compile_policy import compile_forward, needs_compiler, refuse_unsound, setup_thread
 from trainer.config import TrainConfig
+from trainer.culprits import Culprits
+from trainer.data.batch import Batch
 from trainer.data.dataset import Dataset
 from trainer.errors import ConfigError
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.topology.crew import Crew
 from trainer.topology.handover import Handover
 from trainer.topology.work import Bad, not_finite, row_gradients, shares
-from trainer.training.culprits import Culprits
 from trainer.training.loss import Sums
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 
 Say = Callable[[str], None]
 Order = Callable[[int, int], Tensor]
@@ -222,7 +223,7 @@ class Threads:
         wait_s = self.config.layout.wait_s
         for worker in range(len(self.steps)):
             self.crew.wait(partial(self._learnt, worker), wait_s, f"step {number} of drafter-{worker}")
-        if number == self.first and self.files.phase == "compiling":
+        if number == self.first and self.files.pace.phase == "compiling":
             self.files.enter("training")
         return self._gathered(), fed.bad
 

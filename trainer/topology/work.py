@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from trainer.config import TrainConfig
-from trainer.training.culprits import Culprits, Who
+from trainer.culprits import Culprits, Who
+from trainer.data.batch import Batch
 from trainer.training.loss import Sums
 from trainer.training.objective import draw
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 
 
 class Bad(NamedTuple):

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from trainer.culprits import Culprits, Who, named, rank_of
 from trainer.errors import TrainerError
-from trainer.training.culprits import Culprits, Who, named, rank_of
 
 
 class BadSteps:

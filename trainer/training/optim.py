@@ -6,6 +6,7 @@ decided where the gradient is and never read by the host, which learns of it lat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,8 @@ from trainer.config import ParameterGroup
 from trainer.errors import ConfigError
 from trainer.training.adamw import AdamW
 from trainer.training.groups import assign_groups
+
+FLOAT32 = 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -233,6 +236,15 @@ class DrafterOptimizer:
                 if master is not parameter and self.share is None:  # a share's pieces are the weights' memory
                     parameter.copy_(master)
         return norm
+
+
+def trained_bytes(optimizer: DrafterOptimizer) -> tuple[int, int]:
+    """(weights, moments) of all parameters, in bytes: AdamW keeps two moments a weight, Muon one."""
+    weights = moments = 0
+    for each in optimizer.assigned:
+        weights += FLOAT32 * math.prod(each.shape)
+        moments += FLOAT32 * math.prod(each.shape) * (2 if each.group.algorithm == "adamw" else 1)
+    return weights, moments
 
 
 def unshareable(section: OptimizerSection) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, repeat
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from trainer.config import TrainConfig
+from trainer.data.batch import Batch
 from trainer.data.packing import Rows
 from trainer.errors import ConfigError
 from trainer.machine import multiplies_bfloat16
@@ -30,47 +30,10 @@ from trainer.model.flex import flex_mask
 from trainer.model.gpu_kernels import why_none_here
 from trainer.model.mask import Bounds, bounds, dense_mask
 from trainer.model.shared_context import SharedContext
-from trainer.model.target import States
 from trainer.training.execution import Execution
 from trainer.training.loss import Kind, Sums, head_loss
 from trainer.training.objective import Blocks, choose_anchors, make_blocks
 from trainer.training.twins import Twins
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows and the target's states of them, all finite.
-
-    `host`: the rows as they were before they went to the device, where some may have become unsupervised
-    since; None: unknown.
-    """
-
-    rows: Rows
-    states: States
-    host: Rows | None = None
-
-    def part(self, rows: slice) -> Batch:
-        final = self.states.final
-        states = States(self.states.taps[rows], None if final is None else final[rows])
-        return Batch(self.rows[rows], states, None if self.host is None else self.host[rows])
-
-    def to(self, device: torch.device) -> Batch:
-        final = self.states.final
-        states = States(self.states.taps.to(device), None if final is None else final.to(device))
-        return Batch(self.rows.to(device), states, self.host)
-
-
-def without_bad_rows(rows: Rows, states: States) -> tuple[Batch, Tensor]:
-    """Leave rows with non-finite states without anchors, and their states zero: a NaN spreads even under a
-    mask.
-    """
-    finite = states.taps.isfinite().flatten(1).all(1)
-    if states.final is not None:
-        finite = finite & states.final.isfinite().flatten(1).all(1)
-    rows = Rows(rows.tokens, rows.documents, rows.positions, rows.supervised & finite[:, None])
-    keep = finite[:, None, None]
-    final = torch.where(keep, states.final, 0) if states.final is not None else None
-    return Batch(rows, States(torch.where(keep, states.taps, 0), final)), ~finite
 
 
 class Ends(Protocol):

@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data import stored as storing
+from trainer.data.anchors import needed_width, valid_anchors
 from trainer.data.packing import Rows, assign
 from trainer.data.reader import Documents
 from trainer.data.store import Store, Writer
 from trainer.data.stored import StoredRows, cut
 from trainer.errors import DataError
-from trainer.training.objective import needed_width, valid_anchors
 
 
 def store_of(folder: Path, documents: list[tuple[list[int], list[bool]]]) -> Store:

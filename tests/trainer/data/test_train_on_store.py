@@ -20,7 +20,7 @@ from trainer.data.reader import Settings
 from trainer.data.store import Store
 from trainer.errors import ConfigError
 from trainer.model.target import load_target
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
 
 TEMPLATE = (

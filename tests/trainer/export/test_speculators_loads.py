@@ -20,12 +20,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
 from trainer.checkpoint import files as checkpoint
+from trainer.data.batch import Batch
 from trainer.data.packing import pack
 from trainer.errors import ConfigError
 from trainer.export.commands import export, import_drafter
 from trainer.model.target import States, Target, load_target
 from trainer.model.target_identity import TargetIdentity
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 

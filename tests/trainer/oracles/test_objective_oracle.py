@@ -17,15 +17,9 @@ from slow_rules import Layout, dpace, layout, may_start, slot_weight
 from torch import Tensor
 
 from trainer import config as configs
+from trainer.data.anchors import needed_width, valid_anchors
 from trainer.data.packing import Document, Rows, pack
-from trainer.training.objective import (
-    choose_anchors,
-    dpace_weights,
-    draw,
-    make_blocks,
-    needed_width,
-    valid_anchors,
-)
+from trainer.training.objective import choose_anchors, dpace_weights, draw, make_blocks
 
 
 def rows_of(layouts: list[Layout]) -> Rows:

@@ -17,11 +17,12 @@ from tiny_cases import BLOCK, LAYERS, MASK_ID, TAPS, WINDOW, WORDS, documents, d
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trainer.data.batch import Batch
 from trainer.data.packing import Rows, pack
 from trainer.model.drafter import Drafter
 from trainer.model.target import States, Target
 from trainer.training.objective import Blocks, make_blocks
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 
 ROW = 40
 

@@ -19,12 +19,13 @@ from tiny_cases import BLOCK, HIDDEN, MASK_ID, TAPS, WORDS, documents, drafter, 
 from torch import Tensor
 from transformers import Qwen3Config
 
+from trainer.data.batch import Batch
 from trainer.data.packing import Rows, pack
 from trainer.model.drafter import Drafter
 from trainer.model.mask import bounds, dense_mask
 from trainer.model.target import States, Target
 from trainer.training.objective import dpace_weights
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.step import DrafterStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 

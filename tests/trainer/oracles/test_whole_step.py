@@ -25,12 +25,14 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from trainer.config import TrainConfig
+from trainer.data.anchors import needed_width
+from trainer.data.batch import Batch
 from trainer.data.packing import Document, Rows, pack
 from trainer.evaluation.proposers import BatchDrafter
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.training.objective import draw, needed_width
-from trainer.training.step import Batch, DrafterStep
+from trainer.training.objective import draw
+from trainer.training.step import DrafterStep
 
 
 @dataclass(frozen=True)

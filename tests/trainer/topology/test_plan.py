@@ -14,14 +14,15 @@ from torch import Tensor
 
 from trainer import config as configs
 from trainer.config import TrainConfig
+from trainer.data.batch import Batch
 from trainer.errors import ConfigError
 from trainer.model.target import States, Target
+from trainer.run.setup import assemble
 from trainer.topology import planning
 from trainer.topology.measure import measure
 from trainer.topology.plan import GIB, Layout, Rates, choose, predict, ranked
 from trainer.topology.work import row_gradients
 from trainer.training.loss import Sums
-from trainer.training.step import Batch
 
 # One H200: a dense 23 B target and the 27 B model's drafter, 16,384-token batches of 2,048 anchors.
 H200 = Rates(
@@ -248,7 +249,8 @@ def test_rates_are_measured_of_the_recipes_own_models(
             "layout": {"targets": 2, "drafters": 1},
         }
     )
-    rates = measure(config, None, 0.0, lambda text: None)
+    parts = assemble(config, lambda text: None)
+    rates = measure(config, parts.target, parts.drafter, None, 0.0, lambda text: None)
     assert rates.gpus == 3 and rates.batch_tokens == 96
     assert rates.bytes_per_token == 2 * 32 * 4  # taps, hidden size, float32
     assert rates.held_bytes > rates.gradient_bytes and rates.slots == 3  # it would measure

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainer.run.runfiles import DEADLINE_S, UNTIMED
+from trainer.process.pace import DEADLINE_S, UNTIMED
 from trainer.topology.pulse import RECORD, VARIABLE, Pulse, Pulses, Quiet, Sign, merged
 from trainer.topology.rank import RankFiles
 

@@ -19,7 +19,7 @@ from faulty_runs import LIMIT_S, Layout, alive, colocated, losses, section, star
 from trainer import config as configs
 from trainer.checkpoint.files import listed
 from trainer.machine import process_start
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
 from trainer.topology.launcher import Launcher
 from trainer.topology.start import one_gpu_at_most

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from trainer import config as configs
 from trainer.checkpoint.files import listed
 from trainer.errors import ConfigError
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
 
 

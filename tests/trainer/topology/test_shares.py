@@ -24,7 +24,7 @@ from trainer import config as configs
 from trainer.checkpoint import files as checkpoint
 from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import ConfigError
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
 from trainer.topology.sharing import decide, problem, share_of
 from trainer.training.optim import DrafterOptimizer, Share

@@ -19,7 +19,7 @@ from trainer.data.prompts import row_order
 from trainer.errors import ConfigError
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
-from trainer.run.runfiles import RunFiles
+from trainer.process.runfiles import RunFiles
 from trainer.topology.crew import WaitedTooLong
 from trainer.topology.threads import Threads, devices_of
 from trainer.topology.work import row_gradients, shares

@@ -8,45 +8,27 @@ go on beating while the main thread hangs, and a wedged run would look alive.
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import signal
-import statistics
 import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trainer import failures
-from trainer.errors import Stopped, TrainerError
+from trainer.errors import Stopped
 from trainer.failures import KnownFailure
 from trainer.machine import process_start
-from trainer.run.stopping import StopSignals
-from trainer.run.trackers import threw
-from trainer.writing import Reserve, append_line, stamp, to_log, write_json
+from trainer.process.pace import Pace
+from trainer.process.rootcause import RootCause
+from trainer.process.stopping import StopSignals
+from trainer.process.trackers import threw
+from trainer.writing import append_line, to_log, write_json
 
-PHASES = ("loading", "data", "compiling", "training", "evaluating", "saving", "done")
-# How old a heartbeat may be in each phase before the run counts as stale. Loading and compiling are single
-# calls, and data ends with one: writing it for other processes.
-DEADLINE_S = {
-    "loading": 900.0,
-    "data": 300.0,
-    "compiling": 900.0,
-    "training": 60.0,
-    "evaluating": 120.0,
-    "saving": 300.0,
-    "done": 60.0,
-}
-# In training a beat may be a whole step, and other programs may take most of the machine. Before a step has
-# been timed, this many times the phase's deadline; then this many times the slowest step, if that is more.
-UNTIMED = 4
-SLOWER = 10
-ROOT_CAUSE = "root_cause.json"
 BEAT_EVERY_S = 1.0
 TELL_EVERY_S = 60.0
 
@@ -58,8 +40,6 @@ class RunFiles:
         """own: where this process's heartbeat and root cause go, if it is one of several of the run."""
         self.folder, self.own = folder, own or folder
         self.own.mkdir(parents=True, exist_ok=True)
-        self.phase = "loading"
-        self.loading_s = DEADLINE_S["loading"]  # until it is known how much there is to load
         self.step: int | None = None
         self.total_steps: int | None = None
         self.metrics: dict[str, float] = {}
@@ -67,16 +47,11 @@ class RunFiles:
         self.waited: dict[str, float] = {}  # seconds so far, by what was waited for
         self.peaks: dict[str, float] = {}  # the most memory so far in GiB, by device
         self.started = time.monotonic()
-        self._phase_since = self.started
+        self.pace = Pace(self.started)
         self._last_beat = float("-inf")
-        self._step_times: deque[float] = deque(maxlen=101)
-        self._last_step_at: float | None = None
-        # Those of an earlier life. Their time tells nothing: the clock may have been set since.
-        self._history = {each: stamp(each / ROOT_CAUSE) for each in (self.folder, self.own)}
+        self._cause, self._cause_of_run = RootCause(self.own), RootCause(self.folder)
         self._signals: StopSignals | None = None
-        self._reserve: Reserve | None = None
         self._told_of_disk = float("-inf")
-        self._failed = threading.Lock()
 
     @property
     def elapsed_s(self) -> float:
@@ -84,14 +59,9 @@ class RunFiles:
 
     def enter(self, phase: str) -> None:
         """Begin a phase; it is in the heartbeat and in events.jsonl at once."""
-        if phase not in PHASES:
-            raise ValueError(f"unknown phase {phase!r}; known: {', '.join(PHASES)}")
-        self.phase = phase
-        self._phase_since = time.monotonic()
-        self._last_step_at = None  # time between phases is no step time
-        self._append(
-            "events.jsonl", {"at": time.time(), "mono": self._phase_since, "event": "phase", "phase": phase}
-        )
+        now = time.monotonic()
+        self.pace.enter(phase, now)
+        self._append("events.jsonl", {"at": time.time(), "mono": now, "event": "phase", "phase": phase})
         self.beat(force=True)
 
     def stepped(self, step: int) -> None:
@@ -101,10 +71,7 @@ class RunFiles:
 
     def _count(self, step: int) -> None:
         """The step, and the time that it took."""
-        now = time.monotonic()
-        if self._last_step_at is not None:
-            self._step_times.append(now - self._last_step_at)
-        self._last_step_at = now
+        self.pace.stepped(time.monotonic())
         self.step = step
 
     def beat(self, force: bool = False) -> None:
@@ -132,37 +99,13 @@ class RunFiles:
         finally:
             self.waited[what] = self.waited.get(what, 0.0) + time.monotonic() - began
 
-    @property
-    def deadline_s(self) -> float:
-        """How old the heartbeat may become now."""
-        allowed = self.loading_s if self.phase == "loading" else DEADLINE_S[self.phase]
-        if self.phase != "training":
-            return allowed
-        if not self._step_times:
-            return UNTIMED * allowed
-        return max(allowed, SLOWER * max(self._step_times))
-
-    @property
-    def median_step_s(self) -> float | None:
-        """Of the last hundred steps; None before the second."""
-        return statistics.median(self._step_times) if self._step_times else None
-
     def failed_peer(self) -> str | None:
         """The error of another process of this run, if one has failed since this one began."""
-        return self._failure(self.folder)
-
-    def _failure(self, folder: Path) -> str | None:
-        """The error of a root cause that was written since this process began."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            path = folder / ROOT_CAUSE
-            cause = json.loads(path.read_text(encoding="utf-8"))
-            if stamp(path) != self._history[folder]:
-                return str(cause["error"])
-        return None
+        return self._cause_of_run.told()
 
     def forget_failure(self) -> None:
         """This run goes on in a folder where it failed once: that root cause is history."""
-        _set_aside(self.folder)
+        self._cause_of_run.set_aside()
 
     def write_text(self, name: str, text: str) -> None:
         """A small file for people."""
@@ -174,20 +117,20 @@ class RunFiles:
         return {
             "pid": os.getpid(),
             "start": process_start(os.getpid()),
-            "phase": self.phase,
+            "phase": self.pace.phase,
             "step": self.step,
             "mono": now,
-            "deadline_s": self.deadline_s,
+            "deadline_s": self.pace.deadline_s,
         }
 
     def _write_heartbeat(self, now: float) -> None:
-        median = self.median_step_s
+        median = self.pace.median_step_s
         path = self.own / "heartbeat.json"
         beat = {
             **self._sign(now),
             "total_steps": self.total_steps,
             "wall": time.time(),
-            "phase_since": self._phase_since,
+            "phase_since": self.pace.phase_since,
             "median_step_s": None if median is None else round(median, 6),
             "queues": self.queues,
             "waited_s": {what: round(seconds, 3) for what, seconds in self.waited.items()},
@@ -200,7 +143,7 @@ class RunFiles:
 
     def record(self, metrics: dict[str, Any]) -> None:
         """Append one line to metrics.jsonl; its plain numbers are also the heartbeat's."""
-        known = {"step": self.step, "wall": time.time(), "phase": self.phase}
+        known = {"step": self.step, "wall": time.time(), "phase": self.pace.phase}
         self._append("metrics.jsonl", {**known, **metrics})
         self.metrics.update(
             {key: float(value) for key, value in metrics.items() if isinstance(value, (int, float))}
@@ -252,34 +195,8 @@ class RunFiles:
         )
 
     def fail(self, error: BaseException) -> tuple[KnownFailure, ...]:
-        """Write the root cause, and which known failures it is; those are returned, for the log.
-
-        The first failure is kept: what follows it is usually a consequence. That of an earlier life is none.
-        """
-        known = failures.of_error(error)
-        with self._failed:
-            path = self.own / ROOT_CAUSE
-            if self._failure(self.own) is not None:
-                return known
-            _set_aside(self.own)
-            frames = traceback.extract_tb(error.__traceback__)
-            where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-            cause = {
-                "error": f"{type(error).__name__}: {error}",
-                "where": where,
-                "traceback": "".join(traceback.format_exception(error)),
-                "phase": self.phase,
-                "step": self.step,
-                "known": failures.as_json(known),
-                "wall": time.time(),
-            }
-            if isinstance(error, TrainerError) and error.rank is not None:
-                cause["rank"] = error.rank
-            try:
-                (self._reserve or Reserve(self.own)).write_json(path, cause)
-            except OSError as problem:  # the log may be on another disk
-                to_log(f"{path.name} cannot be written: {problem}\n")
-        return known
+        """Write the root cause, unless it stands already; the known failures that it is, for the log."""
+        return self._cause.write(error, self.pace.phase, self.step)
 
     def listen(self) -> None:
         """From now on SIGTERM, SIGINT and SIGHUP end the run at its next `beat`, and an exception in any
@@ -291,7 +208,7 @@ class RunFiles:
         """
 
         self._signals = StopSignals()
-        self._reserve = Reserve(self.own)
+        self._cause.keep_room()
         threading.excepthook = self._thread_failed
         self._stacks = (self.folder / f"stacks-{os.getpid()}.txt").open("w")
         faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=True)
@@ -310,8 +227,3 @@ class RunFiles:
         to_log(f"thread {name} failed; the run ends\n{text}{failures.words(known)}\n")
         # Not sys.exit: that would end this thread only, and wait for others at the interpreter's exit.
         os._exit(70)
-
-
-def _set_aside(folder: Path) -> None:
-    with suppress(FileNotFoundError):
-        (folder / ROOT_CAUSE).rename(folder / "root_cause_before.json")

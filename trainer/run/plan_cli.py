@@ -28,11 +28,13 @@ def plan(
 
     def work() -> None:
         config = recipe_file.read(recipe).config()
+        from trainer.run.setup import assemble
         from trainer.topology.measure import measure
         from trainer.topology.plan import ranked
         from trainer.topology.planning import as_json, why
 
-        rates = measure(config, gpus, seconds, say)
+        parts = assemble(config, say)
+        rates = measure(config, parts.target, parts.drafter, gpus, seconds, say)
         found = ranked(rates)
         if json:
             print(jsons.dumps(as_json(rates, found)))
