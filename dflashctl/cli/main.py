@@ -24,9 +24,9 @@ from typer.core import TyperGroup
 
 from dflashctl import __version__
 from dflashctl.errors import DflashError, ExitCode
+from dflashctl.interrupt import interrupted
 from dflashctl.render import hints
 from dflashctl.render.secrets import begin
-from dflashctl.start import interrupted
 
 DAILY: dict[str, str] = {
     "deploy": "Ship the recipe's code and prove inside that it arrived",

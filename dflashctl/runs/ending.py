@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dflashctl.render.text import duration
 
 if TYPE_CHECKING:
-    from dflashctl.runs.notify import News
+    from dflashctl.runs.news import News
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dflashctl.errors import UsageError
 from dflashctl.render.json import finite
 from dflashctl.render.text import line
-from dflashctl.runs.notify import News
+from dflashctl.runs.news import News
 
 Notifier = Callable[[News], str]
 """Delivers; "" when it did, else why not."""

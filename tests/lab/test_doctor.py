@@ -252,7 +252,7 @@ def test_a_clock_that_is_wrong_inside(project: Project, lab_paths: LabPaths, lab
 def freezer(lab: Record, what: str) -> None:
     code = (
         f"sys.argv = ['freezer', S, '200', '{what}']\n"
-        "import runpy\nrunpy.run_module('dflashctl.lab.pct.freezer', run_name='__main__')"
+        "import runpy\nrunpy.run_module('dflashctl.lab.pct.outside', run_name='__main__')"
     )
     done = on_host(lab.endpoint, code)
     assert done.returncode == 0, done.stderr

@@ -193,6 +193,6 @@ def test_a_frozen_container_is_frozen_and_its_run_is_not_lost(cli: Cli, lab: Rec
 def freezer(endpoint: LabEndpoint, what: str) -> None:
     code = f"sys.argv = ['freezer', S, '200', '{what}']\n"
     done = on_host(
-        endpoint, code + "import runpy\nrunpy.run_module('dflashctl.lab.pct.freezer', run_name='__main__')"
+        endpoint, code + "import runpy\nrunpy.run_module('dflashctl.lab.pct.outside', run_name='__main__')"
     )
     assert done.returncode == 0, done.stderr

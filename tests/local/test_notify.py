@@ -19,7 +19,8 @@ from dflashctl.errors import UsageError
 from dflashctl.render import secrets
 from dflashctl.runs import notifiers
 from dflashctl.runs.facts import RunFacts
-from dflashctl.runs.notify import News, Once
+from dflashctl.runs.news import News
+from dflashctl.runs.notify import Once
 from dflashctl.runs.status import Look, Row
 from dflashctl.runs.vocabulary import Verdict
 

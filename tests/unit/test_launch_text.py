@@ -9,7 +9,7 @@ import pytest
 from dflashctl.cli.launchtext import end_document, show_answer, show_end
 from dflashctl.runs.ending import End, ended_as
 from dflashctl.runs.launch import LaunchPlan
-from dflashctl.runs.notify import News
+from dflashctl.runs.news import News
 
 RECORD = {
     "tag": "localtls", "recipe": "threadwarm", "variant": None, "release": None, "git": None, "gpus": [],

@@ -1,9 +1,6 @@
 """Freezing containers that are plain namespaces, which have no cgroup of their own: every process is stopped
 by a signal, and a marker makes later ones stop before their command starts. `lxc-freeze` is the bed's
-equivalent.
-
-`python -m dflashctl.lab.pct.freezer STATE VMID freeze|thaw` does it from outside, for either backend: pct
-itself has no such command (docs/pct.md#frozen).
+equivalent. outside.py is the command of either.
 """
 
 from __future__ import annotations
@@ -88,13 +85,3 @@ def _signal(pid: int, number: int) -> None:
 
 def _marker(folder: str, vmid: int) -> str:
     return os.path.join(folder, "ns", f"{vmid}.frozen")
-
-
-if __name__ == "__main__":
-    import sys
-
-    from dflashctl.lab.pct.backends import backend
-    from dflashctl.lab.pct.state import State
-
-    container = backend(State(sys.argv[1]), int(sys.argv[2]))
-    {"freeze": container.freeze, "thaw": container.thaw}[sys.argv[3]]()

@@ -78,7 +78,7 @@ class Userns(StandIn):
         (self.state / "ns" / f"{vmid}.json").write_text(json.dumps(spec))
 
     def _freezer(self, vmid: int, verb: str) -> str:
-        module = f"{sys.executable} -m dflashctl.lab.pct.freezer {self.state} {vmid} {verb}"
+        module = f"{sys.executable} -m dflashctl.lab.pct.outside {self.state} {vmid} {verb}"
         return f"(cd {REPOSITORY} && {module})"
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
