@@ -20,6 +20,7 @@ ID_COUNT = 65536
 
 _RECIPE = "2"
 """Change it when what is made below changes, so that an old cache is not used."""
+BUILD_S = 900
 _LEAVE_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
 
 INIT = """#!/bin/sh
@@ -87,7 +88,10 @@ def _build(target: Path, suite: str, packages: tuple[str, ...]) -> None:
         f"--include={','.join(packages)}",
     ]
     argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in _LEAVE_OUT]
-    done = subprocess.run([*argv, suite, str(part)], capture_output=True, text=True, timeout=900)
+    try:
+        done = subprocess.run([*argv, suite, str(part)], capture_output=True, text=True, timeout=BUILD_S)
+    except subprocess.TimeoutExpired:
+        raise RootfsError(f"mmdebstrap {suite} was not done after {BUILD_S} s: a slow mirror?") from None
     if done.returncode != 0:
         raise RootfsError(f"mmdebstrap {suite}: {done.stderr[-1500:].strip()}")
     for old in (part / "dev").iterdir():
