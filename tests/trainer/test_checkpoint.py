@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint import optimizer_state
+from trainer.checkpoint.drafter import load_drafter
 from trainer.checkpoint.writer import Writer
 from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import ConfigError, Stopped, TrainerError
@@ -35,7 +36,7 @@ def test_a_drafter_comes_back_bit_for_bit(tmp_path: Path, make_drafter: Callable
     drafter = make_drafter(("sliding_attention", "full_attention"))
     folder = saved(tmp_path, drafter)
     assert folder.name == "step-0000007"
-    back = checkpoint.load_drafter(folder)
+    back = load_drafter(folder)
     assert back.config == drafter.config
     for name, tensor in drafter.state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor)
@@ -81,16 +82,16 @@ def test_wrong_weights_are_named(tmp_path: Path, make_drafter: Callable[..., Dra
     def refused(changed: dict[str, torch.Tensor], message: str) -> None:
         save_file(changed, path)
         with pytest.raises(ConfigError, match=message):
-            checkpoint.load_drafter(folder)
+            load_drafter(folder)
 
     refused({k: v for k, v in weights.items() if k != "fc.weight"}, r"weight fc\.weight is missing")
     refused({**weights, "lm_head.weight": torch.zeros(2)}, r"weight lm_head\.weight is not a drafter's")
     refused({**weights, "norm.weight": torch.zeros(2)}, r"weight norm\.weight has shape \(2,\), not \(32,\)")
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ConfigError, match="cannot read the weights"):
-        checkpoint.load_drafter(folder)
+        load_drafter(folder)
     with pytest.raises(ConfigError, match="no drafter there"):
-        checkpoint.load_drafter(tmp_path)
+        load_drafter(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
@@ -103,21 +104,21 @@ def test_a_drafter_that_is_not_what_was_saved_is_not_loaded(
     content[-3 if name == "model.safetensors" else content.index(b'"rope_theta": 1') + 14] ^= 2
     (folder / name).write_bytes(content)
     with pytest.raises(ConfigError, match=f"{name} is not what was written") as caught:
-        checkpoint.load_drafter(folder)
+        load_drafter(folder)
     assert str(folder) in str(caught.value)
     checkpoint.verify(saved(tmp_path, make_drafter(), 8))
     for left in ("checksums.json", "state.safetensors", "trainer.json"):  # an exported folder has none
         (tmp_path / "step-0000008" / left).unlink()
         if left != "trainer.json":
             with pytest.raises(ConfigError, match="not written to its end"):
-                checkpoint.load_drafter(tmp_path / "step-0000008")
-    checkpoint.load_drafter(tmp_path / "step-0000008")
+                load_drafter(tmp_path / "step-0000008")
+    load_drafter(tmp_path / "step-0000008")
 
 
 def test_what_training_alone_needs_may_be_gone(tmp_path: Path, make_drafter: Callable[..., Drafter]) -> None:
     folder = saved(tmp_path, make_drafter())
     (folder / "state.safetensors").unlink()
-    checkpoint.load_drafter(folder)
+    load_drafter(folder)
 
 
 FILES = ("model.safetensors", "state.safetensors", "trainer.json", "config.json", "checksums.json")
@@ -201,7 +202,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path, make_drafter: Callable
         assert checkpoint.settle(tmp_path, written, best=step in (1, 2), keep=2) == {}
     assert [path.name[-1] for path in checkpoint.listed(tmp_path)] == ["6", "5", "2"]
     assert (tmp_path / "best").resolve() == (tmp_path / "step-0000002").resolve()
-    checkpoint.load_drafter(tmp_path / "best")
+    load_drafter(tmp_path / "best")
 
 
 def test_an_old_one_or_a_link_that_cannot_be_had_is_told_and_no_failed_write(
@@ -292,7 +293,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_is_not_in_it(
     writer.finish(lambda: None)
     ((step, folder),) = writer.outcomes()
     assert step == 1 and isinstance(folder, Path) and writer.outcomes() == []
-    back = checkpoint.load_drafter(folder).state_dict()
+    back = load_drafter(folder).state_dict()
     assert all(torch.equal(back[name], tensor) for name, tensor in before.items())
     writer.close()
 

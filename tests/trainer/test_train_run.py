@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from trainer import config as configs
 from trainer import recipe_file
-from trainer.checkpoint.files import load_drafter
+from trainer.checkpoint.drafter import load_drafter
 from trainer.errors import ConfigError, DataError
 from trainer.process.runfiles import RunFiles
 from trainer.run.progress import Clock, Tally

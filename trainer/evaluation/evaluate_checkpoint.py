@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint.files import load_drafter
+from trainer.checkpoint.drafter import load_drafter
 from trainer.config import Evaluate
 from trainer.errors import ConfigError, TrainerError
 from trainer.evaluation.figures import repeated_ngrams

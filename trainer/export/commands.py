@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.checkpoint.files import load_drafter
+from trainer.checkpoint.drafter import load_drafter
 from trainer.errors import ConfigError, TrainerError
 from trainer.export.files import write_folder
 from trainer.export.given import for_export, for_import

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.files import load_drafter
+from trainer.checkpoint.drafter import load_drafter
 from trainer.config import Drafter as DrafterSection
 from trainer.errors import ConfigError
 from trainer.model.drafter import Drafter

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 from typer.testing import CliRunner
 
-from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.drafter import load_drafter
 from trainer.cli import app
 from trainer.errors import ConfigError
 from trainer.export.commands import export, import_drafter
@@ -60,7 +60,7 @@ def test_out_in_and_out_again_is_the_same_to_the_byte(
     export(inside, again, format, target_folder)
     assert sorted(files(first)) == ["config.json", "model.safetensors"]
     assert files(first) == files(again)
-    back = checkpoint.load_drafter(inside)
+    back = load_drafter(inside)
     assert back.config == made.config
     for name, tensor in made.state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor.bfloat16().float())
@@ -123,7 +123,7 @@ def test_what_published_drafters_leave_out_is_understood(published: Path, tmp_pa
         layer_types=["full_attention"] * 2,
     )
     import_drafter(published, tmp_path / "in", None)
-    assert checkpoint.load_drafter(tmp_path / "in").config == drafter("full").config
+    assert load_drafter(tmp_path / "in").config == drafter("full").config
 
 
 def test_shards_and_the_prefix_of_some_savers_are_understood(published: Path, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_shards_and_the_prefix_of_some_savers_are_understood(published: Path, tm
     index = {f"model.{name}": file for file, part in parts.items() for name in part}
     (published / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     import_drafter(published, tmp_path / "in", None)
-    back = checkpoint.load_drafter(tmp_path / "in").state_dict()
+    back = load_drafter(tmp_path / "in").state_dict()
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name].float()) for name in state)
 

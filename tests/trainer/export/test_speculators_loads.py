@@ -19,7 +19,7 @@ from tiny_cases import documents as some_documents
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
-from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.drafter import load_drafter
 from trainer.data.batch import Batch
 from trainer.data.packing import pack
 from trainer.errors import ConfigError
@@ -141,7 +141,7 @@ def test_what_it_saves_comes_in_again(peer: Any, tmp_path: Path, target_folder: 
         loaded(peer, out).save_pretrained(str(theirs))
     assert "fc.weight" in load_file(theirs / "model.safetensors")
     import_drafter(theirs, tmp_path / "in", target_folder)
-    back = checkpoint.load_drafter(tmp_path / "in")
+    back = load_drafter(tmp_path / "in")
     assert back.config == made.config
     for name, tensor in made.state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor)

@@ -22,6 +22,7 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.drafter import load_drafter
 from trainer.config import Optimizer
 from trainer.errors import ConfigError
 from trainer.model.drafter import Drafter
@@ -146,7 +147,7 @@ def test_both_spellings_of_rope_mean_the_drafters_own_frequencies(
 def test_a_checkpoint_comes_back_bit_by_bit(tmp_path: Path) -> None:
     made = drafter("mixed")
     folder = save(made, tmp_path)
-    back = checkpoint.load_drafter(folder)
+    back = load_drafter(folder)
     assert back.config == made.config
     for name, tensor in made.state_dict().items():
         assert torch.equal(back.state_dict()[name], tensor)
@@ -167,7 +168,7 @@ def test_weights_that_do_not_belong_are_named(change: Any, message: str, tmp_pat
     change(state)
     save_file(state, path)
     with pytest.raises(ConfigError, match=message):
-        checkpoint.load_drafter(folder)
+        load_drafter(folder)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_a_configuration_that_contradicts_itself_is_refused_by_key(
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(ConfigError) as caught:
-        checkpoint.load_drafter(folder)
+        load_drafter(folder)
     assert part in str(caught.value) and str(path) in str(caught.value)
 
 
@@ -202,4 +203,4 @@ def test_a_configuration_that_is_none_is_refused(content: str, tmp_path: Path) -
     folder = save(drafter("full"), tmp_path)
     (folder / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=r"config\.json"):
-        checkpoint.load_drafter(folder)
+        load_drafter(folder)

@@ -22,6 +22,7 @@ from torch import nn
 
 from trainer import config as configs
 from trainer.checkpoint import files as checkpoint
+from trainer.checkpoint.drafter import load_drafter
 from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import ConfigError
 from trainer.process.runfiles import RunFiles
@@ -74,8 +75,7 @@ def test_shared_ranks_train_save_and_resume_as_one_process_does(saved_target: Pa
     )
     assert losses(folder) == pytest.approx(wanted, rel=1e-5)
     mine, theirs = (
-        checkpoint.load_drafter(each / "checkpoints" / "step-0000009")
-        for each in (folder, tmp_path / "alone")
+        load_drafter(each / "checkpoints" / "step-0000009") for each in (folder, tmp_path / "alone")
     )
     for one, two in zip(mine.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
