@@ -21,8 +21,8 @@ from pydantic_core import PydanticUndefined
 from dflashctl.config import hosts, names, recipe
 from dflashctl.config.notes import notes, told
 from dflashctl.config.placeholders import PLACEHOLDERS
-from dflashctl.config.schema import KINDS, schema_text
-from dflashctl.runs.vocabulary import Rules
+from dflashctl.config.rules import Rules
+from dflashctl.schemas import KINDS, schema_text
 from trainer import config as trainer
 
 PROJECT = Path(__file__).resolve().parents[1]

@@ -50,8 +50,8 @@ def deploy(
 
 
 def _title(host: Host, source: Source) -> None:
-    from dflashctl.render.deploy import title
     from dflashctl.render.table import say
+    from dflashctl.views.deploy import title
 
     git, changed = source.git()
     say(title(host.name, source.recipe.name, source.snapshot.release, git, changed))
@@ -59,9 +59,9 @@ def _title(host: Host, source: Source) -> None:
 
 def _plan_only(host: Host, source: Source, json: bool) -> dict[str, Any]:
     from dflashctl.remote.factory import open_engine
-    from dflashctl.render.deploy import plan_payload, plan_report
     from dflashctl.render.table import say
     from dflashctl.runs.deploy import plan
+    from dflashctl.views.deploy import plan_payload, plan_report
 
     with open_engine(host) as engine:
         planned = plan(engine, source)
@@ -73,9 +73,9 @@ def _plan_only(host: Host, source: Source, json: bool) -> dict[str, Any]:
 
 def _deploy(host: Host, source: Source, json: bool, wait_s: float) -> dict[str, Any]:
     from dflashctl.remote.factory import open_engine
-    from dflashctl.render.deploy import deployed_payload, report, warnings
     from dflashctl.render.table import say, warn
     from dflashctl.runs.deploy import deploy as act
+    from dflashctl.views.deploy import deployed_payload, report, warnings
 
     if not json:
         _title(host, source)

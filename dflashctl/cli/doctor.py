@@ -38,7 +38,7 @@ def _examine(host: Host, json: bool) -> Outcome:
     from dflashctl.doctor.checks import judge
     from dflashctl.doctor.document import payload
     from dflashctl.doctor.gather import gather
-    from dflashctl.render.doctor import print_report
+    from dflashctl.views.doctor import print_report
 
     started = time.monotonic()
     with wait_line(not json) as wait:

@@ -22,14 +22,14 @@ def explain(
 ) -> None:
     """Look for known failures in a run's log: what each means, and what helps."""
     from dflashctl.cli.onehost import one_host
-    from dflashctl.render import explain as render
     from dflashctl.runs.status import look
+    from dflashctl.views import explain as view
 
     one_host(
         host,
         lambda engine: look(engine, tag=tag, sample_s=0.0, scan_s=SCAN_S),
         json=json,
         schema="dflashctl.explain/1",
-        document=lambda seen: {"host": seen.host, **render.document(seen.rows[0])},
-        shown=lambda seen: render.explanation(seen.rows[0]),
+        document=lambda seen: {"host": seen.host, **view.document(seen.rows[0])},
+        shown=lambda seen: view.explanation(seen.rows[0]),
     )

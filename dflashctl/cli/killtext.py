@@ -36,8 +36,8 @@ STACKS_AGAIN_S = 1.0
 
 def show_stacks(engine: Engine, run: Mapping[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Where its processes stand. What cannot be read is no reason not to kill. Returns the JSON document."""
-    from dflashctl.render import stacks as render
     from dflashctl.runs.stacks import read_stacks
+    from dflashctl.views import stacks as view
 
     try:
         found = read_stacks(engine, str(run["tag"] or run["id"]), again_s=STACKS_AGAIN_S)
@@ -45,8 +45,8 @@ def show_stacks(engine: Engine, run: Mapping[str, Any], *, quiet: bool) -> dict[
         warn(f"warning: no stacks of {run['tag'] or run['id']}: {error.what}")
         return {"run": run["id"], "problem": error.what}
     if not quiet:
-        show(render.shown(found))
-    return render.document(found)
+        show(view.shown(found))
+    return view.document(found)
 
 
 def show_event(event: Mapping[str, Any]) -> None:

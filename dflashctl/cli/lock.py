@@ -18,9 +18,9 @@ def show(host: HostOption = None, json: JsonOption = False, verbose: VerboseOpti
     from dflashctl.config import load_hosts
     from dflashctl.config.hosts import Host
     from dflashctl.remote.factory import open_engine
-    from dflashctl.render.releases import lock_words
     from dflashctl.render.table import say
     from dflashctl.runs.releases import show_lock
+    from dflashctl.views.releases import lock_words
 
     def act(target: Host) -> Outcome:
         with open_engine(target) as engine:
@@ -48,9 +48,9 @@ def break_(
     from dflashctl.config import load_hosts
     from dflashctl.config.hosts import Host
     from dflashctl.remote.factory import open_engine
-    from dflashctl.render.releases import lock_words
     from dflashctl.render.table import say
     from dflashctl.runs.releases import break_lock, show_lock
+    from dflashctl.views.releases import lock_words
 
     def act(target: Host) -> Outcome:
         with open_engine(target) as engine:

@@ -87,9 +87,9 @@ def logs(
 
 def _show(target: Host, wishes: Wishes) -> None:
     from dflashctl.render.json import emit
-    from dflashctl.render.logview import View
     from dflashctl.render.table import warn
     from dflashctl.runs.logs import Source, read
+    from dflashctl.views.logview import View
 
     usual = 100 if wishes.since_s is None else 0
     view = View(sys.stdout, sys.stderr, collect=wishes.json)

@@ -16,9 +16,9 @@ def releases(host: HostOption = None, json: JsonOption = False, verbose: Verbose
     from dflashctl.config import load_hosts
     from dflashctl.config.hosts import Host
     from dflashctl.remote.factory import open_engine
-    from dflashctl.render.releases import COLUMNS, cells
     from dflashctl.render.table import print_table, say
     from dflashctl.runs.releases import overview, read_releases
+    from dflashctl.views.releases import COLUMNS, cells
 
     def act(target: Host) -> Outcome:
         with open_engine(target) as engine:

@@ -27,8 +27,8 @@ def report(
     from dflashctl.config import load_hosts
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.json import emit
-    from dflashctl.render.report import document, markdown
     from dflashctl.runs.history import show_run
+    from dflashctl.views.report import document, markdown
 
     with open_engine(load_hosts().host(host)) as engine:
         shown = show_run(engine, name)

@@ -31,9 +31,9 @@ def rollback(
     from dflashctl.config import load_hosts
     from dflashctl.config.hosts import Host
     from dflashctl.remote.factory import open_engine
-    from dflashctl.render.releases import rollback_report
     from dflashctl.render.table import say
     from dflashctl.runs.releases import check_name, roll_back
+    from dflashctl.views.releases import rollback_report
 
     wanted = check_name(release)
 

@@ -90,16 +90,16 @@ def show(
 ) -> None:
     """Show one run: what was launched, how it ended, what was learnt."""
     from dflashctl.cli.onehost import one_host
-    from dflashctl.render import history as render
     from dflashctl.runs.history import show_run
+    from dflashctl.views import history as view
 
     one_host(
         host,
         lambda engine: show_run(engine, name),
         json=json,
         schema="dflashctl.run/1",
-        document=render.one_document,
-        shown=render.code if code else render.one,
+        document=view.one_document,
+        shown=view.code if code else view.one,
     )
 
 
@@ -113,17 +113,17 @@ def diff(
 ) -> None:
     """Compare two runs: code, configuration, environment, outcome; only what differs is shown."""
     from dflashctl.cli.onehost import one_host
-    from dflashctl.render import rundiff as render
     from dflashctl.runs.history import show_run
     from dflashctl.runs.rundiff import diff as compare
+    from dflashctl.views import rundiff as view
 
     one_host(
         host,
         lambda engine: (show_run(engine, left), show_run(engine, right)),
         json=json,
         schema="dflashctl.rundiff/1",
-        document=lambda both: render.document(*both, compare(*both)),
-        shown=lambda both: render.side_by_side(*both, compare(*both)),
+        document=lambda both: view.document(*both, compare(*both)),
+        shown=lambda both: view.side_by_side(*both, compare(*both)),
     )
 
 
@@ -137,9 +137,9 @@ def note(
 ) -> None:
     """Write down what was learnt from a run; the list shows it."""
     from dflashctl.cli.onehost import one_host
-    from dflashctl.render.history import noted
     from dflashctl.runs.history import add_note
     from dflashctl.runs.person import person
+    from dflashctl.views.history import noted
 
     one_host(
         host,
@@ -162,9 +162,9 @@ def prune(
     verbose: VerboseOption = False,
 ) -> None:
     """Remove ended runs with their logs and checkpoints; never a live one, nor the newest of a tag."""
-    from dflashctl.render.history import pruned
     from dflashctl.runs.durations import parse_duration
     from dflashctl.runs.history import prune as remove
+    from dflashctl.views.history import pruned
 
     older_than_s = None if older is None else parse_duration(older, option="--older-than")
     change = Change("prune", "pruned", "Remove them?", pruned, dry_run, yes, json)
@@ -186,9 +186,9 @@ def repair(
 
     Rebuilt is what the run's other files prove, nothing else; a live run is never touched.
     """
-    from dflashctl.render.history import repaired
     from dflashctl.runs.history import repair as mend
     from dflashctl.runs.person import person
+    from dflashctl.views.history import repaired
 
     change = Change("repair", "repaired", "Repair them?", repaired, dry_run, yes, json)
     _curate(host, change, lambda engine, dry: mend(engine, name, person(), dry_run=dry))
@@ -247,10 +247,10 @@ def _list(host: str | None, filters: Filters, json: bool) -> None:
     from dflashctl.config import load_hosts
     from dflashctl.errors import UsageError
     from dflashctl.remote.factory import open_engine
-    from dflashctl.render import history as render
     from dflashctl.render.table import show as print_
     from dflashctl.runs.history import list_runs
     from dflashctl.runs.vocabulary import STATES
+    from dflashctl.views import history as view
 
     if filters.state is not None and filters.state not in STATES:
         raise UsageError(f"no such state: {filters.state}", next=f"they are {', '.join(STATES)}")
@@ -261,7 +261,7 @@ def _list(host: str | None, filters: Filters, json: bool) -> None:
                 engine, limit=filters.limit, tag=filters.tag, recipe=filters.recipe, state=filters.state
             )
         if not json:
-            print_(render.overview(history))
-        return Outcome(render.document(history))
+            print_(view.overview(history))
+        return Outcome(view.document(history))
 
     each_host(load_hosts().hosts(host), act, json=json, schema="dflashctl.runs/1")

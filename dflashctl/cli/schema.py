@@ -30,6 +30,6 @@ def schema(
     ],
 ) -> None:
     """Print the JSON schema of hosts.yaml, of a recipe, or of what a command prints with --json."""
-    from dflashctl.config.schema import schema_text
+    from dflashctl.schemas import schema_text
 
     print(schema_text(kind.value), end="")

@@ -35,16 +35,16 @@ def stacks(
     """
     from dflashctl.cli.onehost import one_host
     from dflashctl.errors import UsageError
-    from dflashctl.render import stacks as render
     from dflashctl.runs.stacks import read_stacks
+    from dflashctl.views import stacks as view
 
     found = one_host(
         host,
         lambda engine: read_stacks(engine, tag, again_s=again),
         json=json,
         schema="dflashctl.stacks/1",
-        document=render.document,
-        shown=render.shown,
+        document=view.document,
+        shown=view.shown,
     )
     if not any(each.how for each in found.processes):
         reasons = dict.fromkeys(reason for each in found.processes for reason in each.problems)

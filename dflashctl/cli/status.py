@@ -64,8 +64,8 @@ def _once(host: Host, tag: str | None, check: bool, *, quiet: bool) -> Outcome:
     from dflashctl.cli.eachhost import Outcome
     from dflashctl.errors import ContainerDown, Unreachable
     from dflashctl.remote.factory import open_engine
-    from dflashctl.render.status import document
     from dflashctl.runs.status import Memory, look, without_contact
+    from dflashctl.views.status import document
 
     try:
         with open_engine(host) as engine:
@@ -80,15 +80,15 @@ def _once(host: Host, tag: str | None, check: bool, *, quiet: bool) -> Outcome:
 
 
 def _show(seen: Look, tag: str | None, quiet: bool) -> None:
-    from dflashctl.render import status as render
     from dflashctl.render.table import show
+    from dflashctl.views import status as view
 
     if quiet:
         return
     if tag is not None and len(seen.rows) == 1:
-        show(render.details(seen, seen.rows[0]))
+        show(view.details(seen, seen.rows[0]))
     else:
-        show(render.overview(seen))
+        show(view.overview(seen))
 
 
 def _hinted(tag: str | None, quiet: bool) -> bool:
@@ -99,7 +99,7 @@ def _hinted(tag: str | None, quiet: bool) -> bool:
 def _outcome(seen: Look, check: bool, hinted: bool) -> Outcome:
     from dflashctl.cli.eachhost import Outcome
     from dflashctl.errors import RunBad
-    from dflashctl.render.status import document
+    from dflashctl.views.status import document
 
     if not check or not seen.bad:
         return Outcome(document(seen))
@@ -110,8 +110,8 @@ def _outcome(seen: Look, check: bool, hinted: bool) -> Outcome:
 
 def _watch(host: Host, tag: str | None, every_s: float, quiet: bool) -> Look:
     """The last look. On a terminal one live table; elsewhere a line for each change."""
-    from dflashctl.render.watchview import Lines, Live
     from dflashctl.runs.watch import watch
+    from dflashctl.views.watchview import Lines, Live
 
     last: Look | None = None
     if sys.stdout.isatty() and not quiet:

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field, PrivateAttr, WithJsonSchema, model_v
 from dflashctl.config.hosts import Strict
 from dflashctl.config.names import InsidePath, Name, Value, Variable
 from dflashctl.config.placeholders import check_placeholders
+from dflashctl.config.rules import RULE_NAMES
 from dflashctl.config.yamlfile import Document
-from dflashctl.runs.vocabulary import RULE_NAMES
 
 DEFAULT_LOG = "{log_dir}/train_{recipe}_{tag}.log"
 

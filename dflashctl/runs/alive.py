@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dflashctl.config.rules import Rules
 from dflashctl.render.text import age, plural
 from dflashctl.runs import signs
 from dflashctl.runs.facts import Heartbeat, RunFacts
 from dflashctl.runs.signs import known_hits, log_sentences
-from dflashctl.runs.vocabulary import Confidence, Rules, State, Verdict
+from dflashctl.runs.vocabulary import Confidence, State, Verdict
 
 STARTING_PHASES = frozenset({"loading", "data"})
 

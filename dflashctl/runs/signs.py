@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from dflashctl.config.rules import Rules
 from dflashctl.render.text import age, count, plural, ranges
 from dflashctl.runs.facts import Family, Heartbeat, Hit, RunFacts
-from dflashctl.runs.vocabulary import Rules
 
 
 def strong_signs(facts: RunFacts) -> list[str]:

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from signal import SIGKILL
 
+from dflashctl.config.rules import Rules
 from dflashctl.render.hints import complete
 from dflashctl.render.text import age, duration, plural, size
 from dflashctl.runs.alive import judge_alive
 from dflashctl.runs.ending import signal_name
 from dflashctl.runs.facts import Ending, RunFacts
 from dflashctl.runs.signs import explained, known_cause_sentence, known_hits, known_sentence, log_sentences
-from dflashctl.runs.vocabulary import BAD, ENDED, Confidence, Rules, State, Verdict
+from dflashctl.runs.vocabulary import BAD, ENDED, Confidence, State, Verdict
 
 __all__ = ["BAD", "ENDED", "Confidence", "Rules", "State", "Verdict", "judge", "told"]
 

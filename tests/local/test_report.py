@@ -10,8 +10,8 @@ from history_kit import SUMMARY, kept_in, made
 
 from dflashctl.cli.main import run
 from dflashctl.remote.local import LocalEngine
-from dflashctl.render.report import document, markdown
 from dflashctl.runs.history import add_note, show_run
+from dflashctl.views.report import document, markdown
 
 ENVIRONMENT = {
     "version": 1,

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from dflashctl.agent import observe
+from dflashctl.config.rules import Rules
 from dflashctl.runs import known
 from dflashctl.runs.readfacts import read_answer
 from dflashctl.runs.verdict import Verdict, judge
-from dflashctl.runs.vocabulary import Rules
 
 JOB = Path(__file__).parents[1] / "bed" / "jobs" / "job.py"
 SECONDS = {name: value for name, value in vars(Rules()).items() if name.endswith("_s")}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dflashctl.config.schema import KINDS, schema_text
+from dflashctl.schemas import KINDS, schema_text
 
 PROJECT = Path(__file__).parents[2]
 HINT = "# yaml-language-server: $schema="

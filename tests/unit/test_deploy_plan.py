@@ -15,9 +15,9 @@ import pytest
 from dflashctl.agent.proofs import compile_source
 from dflashctl.agent.release import FILE
 from dflashctl.errors import VerificationFailed
-from dflashctl.render.deploy import title
 from dflashctl.runs.deployplan import DeployPlan, LocalCompile, minor, plan_deploy
 from dflashctl.runs.sources import Snapshot, SourceFile
+from dflashctl.views.deploy import title
 
 FILES = (
     SourceFile("a.py", "a" * 64, FILE, 10_000),

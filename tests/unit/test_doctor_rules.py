@@ -26,7 +26,7 @@ from doctor_table_inside import INIT, OUTSIDE
 from dflashctl.doctor.checks import CHECKS, judge
 from dflashctl.doctor.document import payload
 from dflashctl.render import hints
-from dflashctl.render.doctor import print_report, words
+from dflashctl.views.doctor import print_report, words
 
 
 @pytest.mark.parametrize(

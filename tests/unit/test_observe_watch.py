@@ -13,11 +13,11 @@ import pytest
 from dflashctl.config.hosts import Host, Ssh
 from dflashctl.errors import ContainerDown, DflashError, Unreachable
 from dflashctl.gpus import smi
-from dflashctl.render import status as render
 from dflashctl.render.table import plain
 from dflashctl.runs import lastseen, stopping
 from dflashctl.runs.status import Look, Memory, judged
 from dflashctl.runs.watch import watch
+from dflashctl.views import status as view
 
 HOST = Host(
     name="here",
@@ -148,7 +148,7 @@ def test_the_watcher_knows_how_long_it_has_seen_a_step() -> None:
 
 def test_the_overview_reads_as_documented() -> None:
     look = judged(HOST, answer(100, 118), GPUS, Memory())
-    lines = plain(render.overview(look)).splitlines()
+    lines = plain(view.overview(look)).splitlines()
     assert lines[0] == "here · 8 GPUs · 1 run"
     assert lines[1].split() == ["TAG", "STATE", "FOR", "STEP", "TOK/S", "GPUS", "EVIDENCE"]
     assert lines[2].startswith(
@@ -158,19 +158,19 @@ def test_the_overview_reads_as_documented() -> None:
 
 def test_since_when_and_how_long_ago_are_told_apart() -> None:
     live, over = (judged(HOST, answer(100, 118, **more), GPUS, Memory()) for more in ({}, ENDED))
-    row, done = render.run_document(live.rows[0]), render.run_document(over.rows[0])
+    row, done = view.run_document(live.rows[0]), view.run_document(over.rows[0])
     assert (row["for_s"], row["started_ago_s"], row["ended_ago_s"]) == (100.0, 100.0, None)
     assert (done["for_s"], done["started_ago_s"], done["ended_ago_s"]) == (None, 100.0, 91.0)
-    assert render.cells(live.rows[0])[2] == "1m40s"
-    assert render.cells(over.rows[0])[2] == "1m31s ago"
-    assert "finished 1m31s ago (confidence high)" in plain(render.details(over, over.rows[0]))
-    assert "running for 1m40s (confidence" in plain(render.details(live, live.rows[0]))
+    assert view.cells(live.rows[0])[2] == "1m40s"
+    assert view.cells(over.rows[0])[2] == "1m31s ago"
+    assert "finished 1m31s ago (confidence high)" in plain(view.details(over, over.rows[0]))
+    assert "running for 1m40s (confidence" in plain(view.details(live, live.rows[0]))
 
 
 def test_a_hostile_tag_and_evidence_stay_one_line() -> None:
     hostile = {"tag": "x\x1b[2J\nnext", "log": "/w/x.log"}
     look = judged(HOST, answer(100, 118, record=hostile), GPUS, Memory())
-    shown = plain(render.overview(look)) + plain(render.details(look, look.rows[0]))
+    shown = plain(view.overview(look)) + plain(view.details(look, look.rows[0]))
     assert "\x1b" not in shown
     assert not [line for line in shown.splitlines() if line.startswith("next")]
 
@@ -178,7 +178,7 @@ def test_a_hostile_tag_and_evidence_stay_one_line() -> None:
 def test_missing_gpus_are_said() -> None:
     host = HOST.model_copy(update={"gpus": HOST.gpus.model_copy(update={"expect": 9})})
     assert (
-        render.title(judged(host, answer(100, 118), GPUS, Memory()))
+        view.title(judged(host, answer(100, 118), GPUS, Memory()))
         == "here · 8 GPUs · GPUs: 9 GPUs are expected · 1 run"
     )
 

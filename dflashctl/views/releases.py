@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dflashctl.render.deploy import SHORT
 from dflashctl.render.text import age, block, commit, count, line, plural
 from dflashctl.runs.diff import Comparison
 from dflashctl.runs.releases import ReleaseRow
+from dflashctl.views.deploy import SHORT
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -6,9 +6,9 @@ import time
 from types import TracebackType
 from typing import Self
 
-from dflashctl.render import status as render
 from dflashctl.render import table
 from dflashctl.runs.status import Look, Row
+from dflashctl.views import status as view
 
 PROGRESS_EVERY_S = 10.0
 """Without a terminal, steps alone make a line at most so often."""
@@ -37,7 +37,7 @@ class Live:
         self._live.__exit__(kind, error, trace)
 
     def update(self, look: Look) -> None:
-        self._live.update(render.overview(look), refresh=True)
+        self._live.update(view.overview(look), refresh=True)
 
 
 class Lines:
@@ -50,7 +50,7 @@ class Lines:
     def update(self, look: Look) -> None:
         for row in look.rows:
             if self._news(row, time.monotonic()):
-                table.say(render.change_line(row, time.strftime("%H:%M:%S")))
+                table.say(view.change_line(row, time.strftime("%H:%M:%S")))
 
     def _news(self, row: Row, now: float) -> bool:
         beat = row.facts.heartbeat

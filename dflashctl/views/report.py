@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dflashctl.render.history import command_line, one_document
 from dflashctl.render.text import block, duration, line, plural, size
 from dflashctl.runs.facts import listed, mapping, number, text, whole
 from dflashctl.runs.history import Shown
+from dflashctl.views.history import command_line, one_document
 
 MACHINE = ("python", "driver", "kernel", "cpus")
 PACKAGES = ("torch", "triton", "transformers", "safetensors", "tokenizers", "numpy")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dflashctl.config.rules import Rules
 from dflashctl.render import table
 from dflashctl.render.hints import complete
 from dflashctl.render.text import age, count, duration, line, plural, ranges, size
@@ -12,7 +13,6 @@ from dflashctl.runs.alive import deadline
 from dflashctl.runs.facts import Hit, Process
 from dflashctl.runs.signs import since_step, usual_gap
 from dflashctl.runs.status import Look, Row
-from dflashctl.runs.vocabulary import Rules
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
