@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,6 +46,21 @@ def load_meanwhile(*modules: str) -> None:
     timer = threading.Timer(LOAD_AFTER_S, load)
     timer.daemon = True
     timer.start()
+
+
+def not_empty(name: str | None) -> str | None:
+    """A callback of names. "" is most often a script's variable that is not set, and no wish for the run
+    that a command takes when none is named."""
+    if name == "":
+        from dflashctl.errors import UsageError
+
+        raise UsageError("the name is empty", next="name a run (dflashctl runs)")
+    return name
+
+
+def run_argument(help: str) -> Any:
+    """The argument that names a run: completed by the tags that are there, and never empty."""
+    return typer.Argument(help=help, show_default=False, autocompletion=offered.tags, callback=not_empty)
 
 
 HostOption = Annotated[

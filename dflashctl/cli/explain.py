@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from dflashctl.cli import offered
-from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
+from dflashctl.cli.common import HostOption, JsonOption, VerboseOption, run_argument
 
 app = typer.Typer()
 SCAN_S = 30.0
 """A log of several gigabytes is searched whole."""
 
-TagArgument = Annotated[str, typer.Argument(help="A run's tag or id.", autocompletion=offered.tags)]
+TagArgument = Annotated[str, run_argument("A run's tag or id.")]
 
 
 @app.command()

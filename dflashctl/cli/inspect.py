@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflashctl.cli.common import HostOption, JsonOption, RecipeOption, VerboseOption
+from dflashctl.cli.common import HostOption, JsonOption, RecipeOption, VerboseOption, not_empty
 
 if TYPE_CHECKING:
     from dflashctl.inspect.facts import Facts, Option
@@ -14,17 +14,28 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 WhatArgument = Annotated[
-    str, typer.Argument(help="inductor, env, or whom to compare: a host, a run's tag, HOST/TAG.")
+    str,
+    typer.Argument(
+        help="inductor, env, or whom to compare: a host, a run's tag, HOST/TAG.", callback=not_empty
+    ),
 ]
 AgainstOption = Annotated[
     str | None,
     typer.Option(
-        "--against", help="A host, a run's tag, or HOST/TAG: show the differences.", show_default=False
+        "--against",
+        help="A host, a run's tag, or HOST/TAG: show the differences.",
+        show_default=False,
+        callback=not_empty,
     ),
 ]
 RunOption = Annotated[
     str | None,
-    typer.Option("--run", help="A run's tag: with the environment that it had.", show_default=False),
+    typer.Option(
+        "--run",
+        help="A run's tag: with the environment that it had.",
+        show_default=False,
+        callback=not_empty,
+    ),
 ]
 FilterOption = Annotated[
     str | None,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflashctl.cli import offered
-from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, VerboseOption
+from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, VerboseOption, run_argument
 
 if TYPE_CHECKING:
     from dflashctl.cli.eachhost import Outcome
@@ -17,14 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-TagArgument = Annotated[
-    str | None,
-    typer.Argument(
-        help="Tag or id of the run; the only live one if left out.",
-        show_default=False,
-        autocompletion=offered.tags,
-    ),
-]
+TagArgument = Annotated[str | None, run_argument("Tag or id of the run; the only live one if left out.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Every live run of the host.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="A note for the record.", show_default=False)]
 GraceOption = Annotated[
@@ -82,8 +74,6 @@ def kill(
     from dflashctl.errors import UsageError
     from dflashctl.remote.factory import open_engine
 
-    if tag == "":
-        raise UsageError("the tag is empty", next="name a run, or leave the tag out for the only live one")
     if sum((everything, tag is not None, pid is not None)) > 1:
         raise UsageError("give only one of a tag, --all and --pid")
     if stacks and pid is not None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflashctl.cli import offered
-from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
+from dflashctl.cli.common import HostOption, JsonOption, VerboseOption, run_argument
 
 if TYPE_CHECKING:
     from dflashctl.config.hosts import Host
@@ -18,10 +17,7 @@ app = typer.Typer()
 SCHEMA = "dflashctl.logs/1"
 
 TagArgument = Annotated[
-    str | None,
-    typer.Argument(
-        help="A run's tag or id; without it the only live run, else the newest.", autocompletion=offered.tags
-    ),
+    str | None, run_argument("A run's tag or id; without it the only live run, else the newest.")
 ]
 FollowOption = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")]
 LinesOption = Annotated[

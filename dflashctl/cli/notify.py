@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflashctl.cli import offered
-from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
+from dflashctl.cli.common import HostOption, JsonOption, VerboseOption, run_argument
 
 if TYPE_CHECKING:
     from dflashctl.runs.notifiers import Notifier
 
 app = typer.Typer()
-TagArgument = Annotated[
-    str | None,
-    typer.Argument(help="A run's tag; without it all runs of the host.", autocompletion=offered.tags),
-]
+TagArgument = Annotated[str | None, run_argument("A run's tag; without it all runs of the host.")]
 CommandOption = Annotated[
     str | None,
     typer.Option("--command", "-c", help="Program to call; it gets JSON on stdin.", show_default=False),

@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from dflashctl.cli import offered
-from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
+from dflashctl.cli.common import HostOption, JsonOption, VerboseOption, run_argument
 
 app = typer.Typer()
-TagArgument = Annotated[str, typer.Argument(help="A run's tag or id.", autocompletion=offered.tags)]
+TagArgument = Annotated[str, run_argument("A run's tag or id.")]
 WhatOption = Annotated[str, typer.Option("--what", help="checkpoints, metrics or log.")]
 ToOption = Annotated[
     Path | None, typer.Option("--to", help="Folder (pulled/TAG/ID/WHAT).", show_default=False)

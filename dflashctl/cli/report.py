@@ -6,14 +6,11 @@ from typing import Annotated
 
 import typer
 
-from dflashctl.cli import offered
-from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
+from dflashctl.cli.common import HostOption, JsonOption, VerboseOption, run_argument
 
 app = typer.Typer()
 
-NameArgument = Annotated[
-    str, typer.Argument(help="A tag (its newest run), or a run's id or its end.", autocompletion=offered.tags)
-]
+NameArgument = Annotated[str, run_argument("A tag (its newest run), or a run's id or its end.")]
 
 
 @app.command()

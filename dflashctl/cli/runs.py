@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dflashctl.cli import offered
-from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, VerboseOption
+from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, VerboseOption, not_empty, run_argument
 
 if TYPE_CHECKING:
     from dflashctl.cli.eachhost import Outcome
@@ -19,21 +18,15 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List past and present runs and what was learnt.", invoke_without_command=True)
 
 LimitOption = Annotated[int, typer.Option("--limit", "-n", help="The newest N runs.", min=1)]
-TagOption = Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.")]
+TagOption = Annotated[str | None, typer.Option("--tag", help="Only runs with this tag.", callback=not_empty)]
 RecipeOption = Annotated[str | None, typer.Option("--recipe", "-r", help="Only runs of this recipe.")]
 StateOption = Annotated[str | None, typer.Option("--state", help="Only runs in this state: failed, …")]
-NameArgument = Annotated[
-    str | None,
-    typer.Argument(help="A tag (its newest run), or a run's id or its end.", autocompletion=offered.tags),
-]
+BY_NAME = "A tag (its newest run), or a run's id or its end."
+NameArgument = Annotated[str | None, run_argument(BY_NAME)]
 CodeOption = Annotated[bool, typer.Option("--code", help="The files of its release, with their sha256.")]
-LeftArgument = Annotated[
-    str, typer.Argument(help="A tag (its newest run), or a run's id or its end.", autocompletion=offered.tags)
-]
-RightArgument = Annotated[str, typer.Argument(help="The other one.", autocompletion=offered.tags)]
-NoteNameArgument = Annotated[
-    str, typer.Argument(help="A tag (its newest run), or a run's id or its end.", autocompletion=offered.tags)
-]
+LeftArgument = Annotated[str, run_argument(BY_NAME)]
+RightArgument = Annotated[str, run_argument("The other one.")]
+NoteNameArgument = Annotated[str, run_argument(BY_NAME)]
 TextArgument = Annotated[str, typer.Argument(help="What was learnt.")]
 KeepOption = Annotated[int, typer.Option("--keep", help="The newest N runs stay.", min=1)]
 OlderOption = Annotated[

@@ -6,18 +6,10 @@ from typing import Annotated
 
 import typer
 
-from dflashctl.cli import offered
-from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
+from dflashctl.cli.common import HostOption, JsonOption, VerboseOption, run_argument
 
 app = typer.Typer()
-TagArgument = Annotated[
-    str | None,
-    typer.Argument(
-        help="A run's tag or id; without it the only live run.",
-        show_default=False,
-        autocompletion=offered.tags,
-    ),
-]
+TagArgument = Annotated[str | None, run_argument("A run's tag or id; without it the only live run.")]
 AgainOption = Annotated[float, typer.Option("--again", help="Seconds between the looks.", min=0.1, max=60)]
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dflashctl.cli import offered
-from dflashctl.cli.common import HostOption, JsonOption, VerboseOption
+from dflashctl.cli.common import HostOption, JsonOption, VerboseOption, run_argument
 
 if TYPE_CHECKING:
     from dflashctl.cli.eachhost import Outcome
@@ -18,10 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 SCHEMA = "dflashctl.status/1"
 
-TagArgument = Annotated[
-    str | None,
-    typer.Argument(help="A run's tag or id; without it all runs of today.", autocompletion=offered.tags),
-]
+TagArgument = Annotated[str | None, run_argument("A run's tag or id; without it all runs of today.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Look again and again until the runs end.")]
 CheckOption = Annotated[
     bool, typer.Option("--check", help="Exit with 7 when a run failed, is wedged or lost.")
