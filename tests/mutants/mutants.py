@@ -29,6 +29,7 @@ class Mutant:
 
 
 _CONNECTION = "tests/unit/test_remote_connection.py"
+_CONTACT = "tests/unit/test_remote_contact.py"
 _ENGINE = "tests/unit/test_remote_pct_engine.py"
 
 _QUOTED_TWICE = Edit(
@@ -140,9 +141,9 @@ MUTANTS = (
         "whatever key the server shows is good",
         (_ANY_HOST_KEY,),
         (
-            f"{_CONNECTION}::test_a_changed_key_has_its_own_error",
-            f"{_CONNECTION}::test_an_unknown_key_is_refused_with_its_fingerprint_and_the_way_out",
-            f"{_CONNECTION}::test_nothing_is_sent_to_a_server_with_a_wrong_key",
+            f"{_CONTACT}::test_a_changed_key_has_its_own_error",
+            f"{_CONTACT}::test_an_unknown_key_is_refused_with_its_fingerprint_and_the_way_out",
+            f"{_CONTACT}::test_nothing_is_sent_to_a_server_with_a_wrong_key",
         ),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Which keys are offered: an explicit one alone, the agent's, those of ~/.ssh; passphrases.
+"""Which keys are offered: an explicit one alone, the agent's, those of ~/.ssh.
 
 Run: python -m pytest tests/unit/test_remote_log_in.py
 """
@@ -6,108 +6,27 @@ Run: python -m pytest tests/unit/test_remote_log_in.py
 from __future__ import annotations
 
 import base64
-import contextlib
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import paramiko
 import pytest
-from paramiko.common import AUTH_FAILED, AUTH_PARTIALLY_SUCCESSFUL, AUTH_SUCCESSFUL
 
-from dflashctl.errors import DflashError, Unreachable, UsageError
-from dflashctl.remote import keys, sshconfig
-from dflashctl.remote.connection import SshConnection
-from dflashctl.remote.hops import Target
-from dflashctl.remote.known_hosts import line_for
+from dflashctl.errors import DflashError, Unreachable
+from dflashctl.remote import keys
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from remote_box import new_key
-
-
-class Door(paramiko.ServerInterface):
-    """Lets one key in, and no certificate; writes down everything that was shown."""
-
-    def __init__(self, right: paramiko.PKey | None) -> None:
-        self.right = right
-        self.shown: list[bytes] = []
-        self.partial = False
-        self.methods = "publickey"
-
-    def get_allowed_auths(self, username: str) -> str:
-        return "password" if self.partial else self.methods
-
-    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        certificate = getattr(key, "public_blob", None)
-        self.shown.append(certificate.key_blob if certificate else key.asbytes())
-        if certificate or self.right is None or key != self.right:
-            return AUTH_FAILED
-        return AUTH_PARTIALLY_SUCCESSFUL if self.partial else AUTH_SUCCESSFUL
-
-
-class House:
-    """A server with a Door, the home folder of the person who knocks, and the target."""
-
-    def __init__(self, root: Path) -> None:
-        self.home = root / "me"
-        (self.home / ".ssh").mkdir(parents=True)
-        self.host_key = new_key(root / "host_key")
-        self.door = Door(None)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        port = int(self._listener.getsockname()[1])
-        known = root / "known_hosts"
-        known.write_text(line_for(f"[127.0.0.1]:{port}", self.host_key.get_name(), self.host_key.asbytes()))
-        self.target = Target(label="box", host="127.0.0.1", user="root", port=port, known_hosts=str(known))
-        self._transports: list[paramiko.Transport] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
-
-    def _greet(self, connection: socket.socket) -> None:
-        transport = paramiko.Transport(connection)
-        self._transports.append(transport)
-        transport.add_server_key(self.host_key)
-        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
-            transport.start_server(server=self.door)
-
-    def knock(self, **changes: Any) -> None:
-        """Log in, or raise."""
-        from dataclasses import replace
-
-        connection = SshConnection(replace(self.target, **changes))
-        try:
-            connection.transport()
-        finally:
-            connection.close()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for transport in self._transports:
-            transport.close()
+from remote_house import House, at_home
 
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    made = House(tmp_path)
-    monkeypatch.setenv("HOME", str(made.home))
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    monkeypatch.delenv(keys.PASSPHRASE_VARIABLE, raising=False)
-    monkeypatch.setattr(sshconfig, "SYSTEM_CONFIG", tmp_path / "etc" / "ssh_config")
-    yield made
-    made.close()
+    with at_home(tmp_path, monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture
@@ -312,55 +231,6 @@ def test_no_key_at_all_says_so(house: House) -> None:
     )
 
 
-def test_a_passphrase_comes_from_the_environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    house.door.right = new_key(house.home / "locked", "correct horse")
-    monkeypatch.setenv(keys.PASSPHRASE_VARIABLE, "correct horse")
-    house.knock(identity_file=str(house.home / "locked"))
-
-
-def test_a_wrong_passphrase_in_the_environment_is_told_without_showing_it(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new_key(house.home / "locked", "correct horse")
-    monkeypatch.setenv(keys.PASSPHRASE_VARIABLE, "battery staple")
-    with pytest.raises(UsageError, match="does not open") as caught:
-        house.knock(identity_file=str(house.home / "locked"))
-    assert "battery staple" not in str(caught.value)
-
-
-def test_without_a_terminal_nobody_is_asked(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    new_key(house.home / "locked", "correct horse")
-    monkeypatch.setattr(keys.getpass, "getpass", lambda *a, **k: pytest.fail("asked"))
-    with pytest.raises(UsageError, match="no terminal to ask") as caught:
-        house.knock(identity_file=str(house.home / "locked"))
-    assert keys.PASSPHRASE_VARIABLE in caught.value.next
-
-
-class Terminal:
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None: ...
-
-
-def test_on_a_terminal_the_person_is_asked_up_to_three_times(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house.door.right = new_key(house.home / "locked", "correct horse")
-    answers = iter(["wrong", "correct horse"])
-    monkeypatch.setattr(keys.sys, "stdin", Terminal())
-    monkeypatch.setattr(keys.sys, "stderr", Terminal())
-    monkeypatch.setattr(keys.getpass, "getpass", lambda prompt, stream: next(answers))
-    house.knock(identity_file=str(house.home / "locked"))
-    assert next(answers, None) is None
-    monkeypatch.setattr(keys.getpass, "getpass", lambda prompt, stream: "wrong")
-    with pytest.raises(UsageError, match="three wrong passphrases"):
-        house.knock(identity_file=str(house.home / "locked"))
-
-
 def test_a_locked_key_of_the_home_is_only_opened_when_the_others_did_not_do(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,48 +242,6 @@ def test_a_locked_key_of_the_home_is_only_opened_when_the_others_did_not_do(
     )
     monkeypatch.setattr(keys.getpass, "getpass", lambda *a, **k: pytest.fail("asked"))
     house.knock()
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (None, "cannot read the key"),
-        ("not a key\n", "not a private key"),
-        ("PuTTY-User-Key-File-3: ssh-ed25519\n", "it is a key of PuTTY"),
-        ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAi6Z96c me@laptop\n", "it is a public key, and no ssh agent"),
-    ],
-)
-def test_a_key_file_that_is_none_is_told(house: House, content: str | None, words: str) -> None:
-    path = house.home / "key"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(UsageError, match=words) as caught:
-        house.knock(identity_file=str(path))
-    assert str(path) in caught.value.where
-    assert "http" not in caught.value.what
-    assert any(word in caught.value.next for word in ("identity_file", "puttygen", "ssh-add"))
-
-
-@pytest.mark.parametrize("kind", ["rsa", "ecdsa", "ed25519"])
-@pytest.mark.parametrize("form", ["RFC4716", "PEM"])
-def test_every_kind_of_key_file_is_read(tmp_path: Path, kind: str, form: str) -> None:
-    if shutil.which("ssh-keygen") is None:
-        pytest.skip("ssh-keygen (openssh-client) is not here")
-    for phrase in ("", "secret"):
-        path = tmp_path / f"{kind}{bool(phrase)}"
-        small = ["-b", "2048"] if kind == "rsa" else []
-        subprocess.run(
-            ["ssh-keygen", "-q", "-a", "1", "-t", kind, *small, "-m", form, "-N", phrase, "-f", str(path)],
-            timeout=60,
-            check=True,
-        )
-        if phrase:
-            with pytest.raises(keys.Encrypted):
-                keys.read_key(path, None)
-            with pytest.raises(keys.Encrypted):
-                keys.read_key(path, "wrong")
-        key = keys.read_key(path, phrase or None)
-        assert key.asbytes() == keys.public_blob(path)
 
 
 def test_a_server_that_wants_more_than_a_key_is_told(house: House) -> None:
