@@ -19,7 +19,9 @@ from trainer.errors import ConfigError, TrainerError
 
 VERSION = 1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+UNUSABLE = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
 UNHEARD = (errno.EPIPE, errno.EIO)
 RESERVED = 1 << 16  # bytes: a traceback, several times over
 
@@ -82,18 +84,39 @@ def stamp(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
+def make_folder(path: Path) -> None:
+    """The folder, with those above it; it may be there already.
+
+    Raises:
+        TrainerError: something else has its name, or a folder cannot be made there at all (/proc, a link that
+            leads nowhere). OSError: the disk is full, or this person may not.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, FileNotFoundError) as error:
+        raise _unusable(error) from error
+
+
 def of_the_disk(error: BaseException) -> TrainerError | None:
     """What to say of an error that is no bug: a full disk, or a place that this person cannot use; None of
     any other. A file that is not there is none of these: it may be one of ours that a bug lost.
     """
     if not isinstance(error, OSError) or error.errno not in (*FULL, *UNUSABLE):
         return None
-    where = str(Path(os.fsdecode(error.filename)).absolute()) if error.filename else ""
-    if error.errno in FULL:
-        what, hint = f"cannot write: {error.strerror}", "make room there (df -h, df -i)"
-    else:
-        what, hint = f"cannot be used: {error.strerror}", "see whose it is (ls -ld), or name another place"
-    return TrainerError(what, where=where, next=hint)
+    if error.errno not in FULL:
+        return _unusable(error)
+    return TrainerError(
+        f"cannot write: {error.strerror}", where=_place(error), next="make room there (df -h, df -i)"
+    )
+
+
+def _unusable(error: OSError) -> TrainerError:
+    hint = "see whose it is (ls -ld), or name another place"
+    return TrainerError(f"cannot be used: {error.strerror}", where=_place(error), next=hint)
+
+
+def _place(error: OSError) -> str:
+    return str(Path(os.fsdecode(error.filename)).absolute()) if error.filename else ""
 
 
 class Reserve:

@@ -111,33 +111,38 @@ def test_ctrl_c_is_no_failure(words: list[str], tmp_path: Path, monkeypatch: pyt
     assert done.exit_code == 130 and done.stderr.startswith("stopped") and "Aborted" not in done.stderr
 
 
-NOWHERE = "x" * 300  # longer than a name can be: what nobody can use, root neither
-
-
+@pytest.mark.parametrize(
+    "nowhere",  # what nobody can use, root neither
+    ["x" * 300, "few.jsonl", "few.jsonl/below", "/proc/nothing", "lost/below", "ring/below"],
+    ids=["long", "file", "file above", "proc", "link to nothing above", "ring of links above"],
+)
 @pytest.mark.parametrize(
     "words",
     [
-        ["prepare", "few.jsonl", "--target", "TARGET", "--out", NOWHERE],
-        ["prepare", NOWHERE + ".jsonl", "--target", "TARGET"],
-        ["prepare", "few.jsonl", "--target", NOWHERE],
-        ["regenerate", "few.jsonl", "--target", "TARGET", "--out", NOWHERE],
-        ["data", "show", NOWHERE],
+        ["prepare", "few.jsonl", "--target", "TARGET", "--out", "NOWHERE"],
+        ["prepare", "NOWHERE.jsonl", "--target", "TARGET"],
+        ["prepare", "few.jsonl", "--target", "NOWHERE"],
+        ["regenerate", "few.jsonl", "--target", "TARGET", "--out", "NOWHERE"],
+        ["data", "show", "NOWHERE"],
         ["train", "good.yaml"],
-        ["eval", NOWHERE, "--target", "TARGET"],
-        ["export", "TARGET", NOWHERE],
-        ["import", "TARGET", NOWHERE],
+        ["eval", "NOWHERE", "--target", "TARGET"],
+        ["export", "TARGET", "NOWHERE"],
+        ["import", "TARGET", "NOWHERE"],
     ],
     ids=lambda words: " ".join(words)[:24],
 )
 def test_a_place_that_cannot_be_used_is_told_by_every_command(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DFLASH_RUN_DIR", NOWHERE)
+    monkeypatch.setenv("DFLASH_RUN_DIR", nowhere)
+    (tmp_path / "lost").symlink_to("away")
+    (tmp_path / "ring").symlink_to("ring")
     (tmp_path / "few.jsonl").write_text('{"text": "some words"}\n')
     (tmp_path / "good.yaml").write_text(RECIPE.replace("budgett", "budget"))
     target = str(PROJECT / "recipes/demo/target")
-    done = CliRunner().invoke(app, [target if word == "TARGET" else word for word in words])
+    words = [word.replace("NOWHERE", nowhere).replace("TARGET", target) for word in words]
+    done = CliRunner().invoke(app, words)
     assert isinstance(done.exception, SystemExit), repr(done.exception)
     assert done.exit_code in (1, 2)
     assert "error: " in done.output and "Traceback" not in done.output

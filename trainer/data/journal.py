@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from trainer.errors import ConfigError
+from trainer.writing import make_folder
 
 Status = Literal["success", "failed", "skipped"]
 SYNC_EVERY_S = 5.0
@@ -68,7 +69,7 @@ class Journal:
     def __init__(self, out: Path, settings: dict[str, Any], window: int) -> None:
         self.out = out
         self.path = out.with_name(out.name + ".partial")
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
         self._file = self.path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from trainer.data.reader import Documents
 from trainer.errors import ConfigError, DataError
+from trainer.writing import make_folder
 
 VERSION = 1
 PARTS = ("tokens.bin", "supervised.bin", "ends.bin", "origins.bin", "bad_rows.jsonl")
@@ -73,7 +74,7 @@ class Writer:
         self.final = folder
         self.partial = folder.with_name(folder.name + ".partial")
         self._new = [place for place in (self.partial, *self.partial.parents) if not place.exists()]
-        self.partial.mkdir(parents=True, exist_ok=True)
+        make_folder(self.partial)
         self._lock = (self.partial / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,7 +27,7 @@ from trainer.process.pace import Pace
 from trainer.process.rootcause import RootCause
 from trainer.process.stopping import StopSignals
 from trainer.process.trackers import threw
-from trainer.writing import append_line, to_log, write_json
+from trainer.writing import append_line, make_folder, to_log, write_json
 
 BEAT_EVERY_S = 1.0
 TELL_EVERY_S = 60.0
@@ -39,7 +39,7 @@ class RunFiles:
     def __init__(self, folder: Path, own: Path | None = None) -> None:
         """own: where this process's heartbeat and root cause go, if it is one of several of the run."""
         self.folder, self.own = folder, own or folder
-        self.own.mkdir(parents=True, exist_ok=True)
+        make_folder(self.own)
         self.step: int | None = None
         self.total_steps: int | None = None
         self.metrics: dict[str, float] = {}
