@@ -263,8 +263,9 @@ def _is_there(path: Path) -> bool:
         return True
     if not os.path.lexists(path):
         return False
-    what = f"a link to {path.readlink()}, which is not there" if path.is_symlink() else "no ordinary file"
-    what = "a folder" if path.is_dir() else what
+    what = "a folder" if path.is_dir() else "no ordinary file"
+    if not path.exists():
+        what = f"a link to {path.readlink()}, which is not there"
     raise UsageError(f"it is {what}", where=str(path), next="put a hosts.yaml there, or move that away")
 
 

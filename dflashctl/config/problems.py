@@ -102,7 +102,7 @@ def _describe(
         )
     if detail["type"] == "value_error":
         return f"{path}: {detail['ctx']['error']}" if path else str(detail["ctx"]["error"]), ""
-    if detail["type"] == "too_short":
+    if detail["type"] in ("too_short", "string_too_short"):
         return f"{path}: must not be empty", ""
     wishes = " or ".join(dict.fromkeys(d["msg"].removeprefix("Input should be ") for d in details))
     wishes = re.sub(r" or instance of \w+", "", wishes)  # the name of a class of ours

@@ -117,6 +117,7 @@ def _read_all(deploy: Deploy, root: Path, git: GitFacts | None) -> tuple[SourceF
     for path in chosen:  # the set must be of one moment, not only each file of its own
         if _stamp(root / path) != stamps[path]:
             raise changed_while_read(path)
+    _check_script(deploy, files)
     _check_secrets(deploy, root, files)
     _check_links(files)
     return tuple(files)
@@ -191,6 +192,20 @@ def _read_one(root: Path, path: str, *, keep: bool) -> tuple[SourceFile, tuple[i
         raise changed_while_read(path)
     mode = PROGRAM if kind & stat.S_IXUSR else FILE
     return SourceFile(path, digest.hexdigest(), mode, size, content=content), stamp
+
+
+def _check_script(deploy: Deploy, files: list[SourceFile]) -> None:
+    """What is renamed over a script must be one: a folder named as the recipe's one file travels with all
+    that is in it, or alone where it is empty."""
+    script = deploy.script()
+    if script is None:
+        return
+    if [file.path for file in files if file.mode in (FILE, PROGRAM, LINK)] != [script["path"]]:
+        raise UsageError(
+            f"{script['path']} is not a file, and 'to' is for a single script",
+            where="deploy.to",
+            next="name the script itself in deploy.include, or remove 'to'",
+        )
 
 
 def _check_secrets(deploy: Deploy, root: Path, files: list[SourceFile]) -> None:

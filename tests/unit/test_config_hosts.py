@@ -83,6 +83,7 @@ def test_the_variable_wins_and_must_name_a_file(tmp_path: Path, monkeypatch: pyt
         (lambda path: path.symlink_to("."), "it is a folder"),
         (lambda path: path.symlink_to(path.name), "it is a link to hosts.yaml, which is not there"),
         (os.mkfifo, "it is no ordinary file"),
+        (lambda path: path.symlink_to("/dev/null"), "it is no ordinary file"),
     ],
 )
 def test_something_of_that_name_that_is_no_file_is_never_passed_over(
@@ -292,6 +293,7 @@ def test_several_mistakes_are_all_named_in_the_order_of_the_file(tmp_path: Path)
     [
         ("{engine: pct, container: 200}", "engine pct needs the key 'ssh'"),
         ("{engine: pct, ssh: {host: a}}", "engine pct needs the key 'container'"),
+        ("{engine: ssh, ssh: {host: ''}}", "hosts.h.ssh.host: must not be empty"),
         ("{engine: ssh}", "engine ssh needs the key 'ssh'"),
         ("{engine: local, container: 100}", "engine local has no container"),
         ("{engine: local, ssh: {host: a}}", "engine local is this machine"),

@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dflashctl.config.recipe import Deploy
-from dflashctl.errors import VerificationFailed
+from dflashctl.errors import UsageError, VerificationFailed
 from dflashctl.runs import sources
 from dflashctl.runs.globs import glob_regex, may_match_below, secret_reason, unfit_name
 from dflashctl.runs.sources import Snapshot, take_snapshot
@@ -162,6 +162,19 @@ def test_modes_links_empty_files_and_empty_folders(tmp_path: Path) -> None:
 def test_links_that_lead_out_are_refused(tmp_path: Path, target: str, message: str) -> None:
     (tmp_path / "link").symlink_to(target)
     assert message in refused(tmp_path)
+
+
+def test_what_goes_to_a_script_s_place_is_a_file(tmp_path: Path) -> None:
+    """An empty folder of that name was sent, and became a release, before its rename failed."""
+    deploy = Deploy(include=["a.py"], to="/root/a.py")
+    (tmp_path / "a.py").mkdir()
+    for make in (lambda: None, (tmp_path / "a.py/b.py").touch, (tmp_path / "a.py/a.py").touch):
+        make()
+        with pytest.raises(UsageError, match=r"deploy\.to: a\.py is not a file"):
+            take_snapshot(deploy, tmp_path)
+    shutil.rmtree(tmp_path / "a.py")
+    (tmp_path / "a.py").touch()
+    assert [file.path for file in take_snapshot(deploy, tmp_path).files] == ["a.py"]
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
