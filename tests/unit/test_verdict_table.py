@@ -1,97 +1,20 @@
 """Run with: pytest tests/unit/test_verdict_table.py. A row a situation: facts, and what is said of them.
 
-A row is CASE("what it is", facts..., state=..., sure=..., says=[...]): `sure` is the confidence, `says` are
-pieces of the evidence, in any order, and `never` pieces that must not be there.
+Programs that write no heartbeat: test_verdict_of_logs.py.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from verdict_kit import DEAD, TLS, Case, Table, beat, busy, idle, log, steps
 
-from dflashctl.runs.facts import (
-    Ending,
-    Family,
-    GpuUse,
-    Heartbeat,
-    Hit,
-    KnownCause,
-    Log,
-    Process,
-    RunFacts,
-    Steps,
-)
-from dflashctl.runs.verdict import Rules, judge
+from dflashctl.runs.facts import Ending, Family, GpuUse, Hit, KnownCause
+from dflashctl.runs.verdict import Rules
 
-
-@dataclass
-class Case:
-    name: str
-    facts: RunFacts
-    state: str
-    sure: str | None
-    says: list[str]
-    never: list[str]
-    next: list[str] | None
-
-
-CASES: list[Case] = []
-
-
-def CASE(
-    name: str,
-    *,
-    state: str,
-    sure: str | None = None,
-    says: list[str] | None = None,
-    never: list[str] | None = None,
-    next: list[str] | None = None,
-    **facts: Any,
-) -> None:
-    base: dict[str, Any] = {
-        "id": "20261130T120000000-abcdef",
-        "tag": "localtls",
-        "created_age_s": 602.0,
-        "started_age_s": 600.0,
-        "sample_s": 0.5,
-        "family": busy(),
-    }
-    CASES.append(Case(name, RunFacts(**(base | facts)), state, sure, says or [], never or [], next))
-
-
-def busy(cpu_s: float = 0.6, count: int = 3) -> Family:
-    return Family(
-        count, cpu_s, 20 * 2**30, {"S": count - 1, "R": 1}, (Process(40, "python", "R", "", cpu_s),)
-    )
-
-
-def idle(state: str = "S", wchan: str = "futex_wait_queue", rss: int = 124 * 2**30) -> Family:
-    return Family(1, 0.0, rss, {state: 1}, (Process(40, "python", state, wchan, 0.0, rss, 34),))
-
-
-def beat(phase: str = "training", age_s: float = 1.0, **more: Any) -> Heartbeat:
-    return Heartbeat(phase, age_s, **({"phase_age_s": 500.0, "deadline_s": 60.0, "step": 118} | more))
-
-
-def steps(age_s: float = 2.0, **more: Any) -> Steps:
-    return Steps(118, age_s, **({"median_step_s": 3.6, "gap_s": 3.6} | more))
-
-
-def log(quiet_s: float = 2.0, **more: Any) -> Log:
-    return Log(path="/workspace/train.log", size=9000, quiet_s=quiet_s, **more)
-
-
-TLS_TEXT = "AssertionError … assert torch._C._is_key_in_tls(attr_name)"
-TLS = {
-    "exceptions": 6,
-    "first_exception": Hit(TLS_TEXT, 214),
-    "known": (Hit("assert torch._C._is_key_in_tls(attr_name)", 212, "cudagraph-trees-tls", 6, True),),
-}
-DEAD = ("drafter-0", "drafter-1", "drafter-2")
+CASE = Table()
 
 # fmt: off
 # --- no contact ---------------------------------------------------------------------------------------------
@@ -304,94 +227,18 @@ CASE("an NCCL timeout while the processes linger", heartbeat=beat(), steps=steps
      log=log(known=(Hit("Watchdog caught collective operation timeout", 900, "nccl-timeout", 8, True),)),
      says=["log line 900"])
 
-# --- programs without a heartbeat ---------------------------------------------------------------------------
-CASE("started a moment ago", started_age_s=3.0, log=Log(size=0, quiet_s=3.0), state="starting")
-CASE("its log grows", log=log(grown=80), state="running", sure="low",
-     says=["no heartbeat: judged by its log and CPU"])
-CASE("its log tells steps", log=log(step=118), step_regex=True, state="running", sure="medium",
-     says=["step 118", "judged by the steps in its log"])
-CASE("silent but busy", log=log(200.0), state="running", sure="low", says=["120 % of a core busy"])
-CASE("busy and silent for an hour", log=log(3600.0), started_age_s=4000.0, state="slow", sure="low")
-CASE("silent and idle for six minutes: waiting or stuck, nobody can tell", log=log(360.0), family=idle(),
-     state="slow",
-     sure="low", says=["silent for 360 s"])
-CASE("silent and idle for an hour", log=log(3600.0), started_age_s=4000.0, family=idle(), state="wedged",
-     sure="low")
-CASE("exceptions in the log, then silence (no heartbeat)", log=log(130.0, **TLS), family=idle(),
-     state="wedged",
-     sure="medium", says=["log line 214", "6 exceptions"])
-CASE("a fatal line, then silence, one thread still polling", log=log(130.0, **TLS), family=busy(0.05),
-     state="wedged")
-CASE("an unknown exception and two idle minutes", family=idle(), state="wedged", sure="low",
-     log=log(130.0, exceptions=1, first_exception=Hit("KeyError: 'x'", 3)))
-CASE("regular steps, then silence and no CPU", log=log(200.0, step=100), family=idle(), state="wedged",
-     sure="low",
-     says=["no step for at least 200 s (usually 4.0 s)"])
-CASE("a step each 5 s, then 20 s of silence", log=log(20.0, step=118), state="slow", sure="low",
-     says=["no step for at least 20 s (usually 4.9 s)"])
-CASE("it computes for five minutes and tells no step: perhaps an evaluation", log=log(300.0, step=118),
-     state="slow")
-CASE("it computes for half an hour and tells no step", log=log(1800.0, step=118), started_age_s=2400.0,
-     state="wedged")
-CASE("a fatal line and half a minute without CPU time", log=log(40.0, **TLS), family=idle(), state="wedged")
-CASE("a fatal line, and it goes on", log=log(2.0, grown=10, **TLS), state="running", sure="low",
-     says=["log line 214"])
-CASE("its log announces a compile: silence after it says little", family=idle(), state="running", sure="low",
-     log=log(200.0, step=118), announced="compiling forward (cudagraphs=False)",
-     says=["its log announces a pause: compiling forward (cudagraphs=False)"])
-CASE("no CPU time on a machine that has none to spare is no sign", heartbeat=beat(), steps=steps(70.0),
-     family=Family(1, 0.0, 2**30, {"R": 1}, (Process(40, "python", "R"),)), state="slow")
-CASE("a program of logs alone that waits a minute and a half for data", family=idle(), state="slow",
-     log=log(90.0, step=118), says=["no CPU time in 0.5 s"])
-CASE("the same silence without that line", family=idle(), state="wedged", log=log(200.0, step=118))
-CASE("an announced pause does not excuse an hour without CPU time", family=idle(), state="wedged",
-     log=log(3600.0, step=118), started_age_s=4000.0, announced="evaluating")
-CASE("the recipe shortens the patience with a program that spins", log=log(40.0, step=118), state="wedged",
-     rules={"busy_quiet_s": 30.0, "alone_factor": 5.0})
-CASE("a watcher sees the log grow and the step stay", log=log(1.0, step=118, grown=80), state="slow",
-     sure="low", step_seen_age_s=130.0, says=["step 118 for 130 s (usually 5.1 s), though its log grows"])
-CASE("and for less than two minutes it says nothing", log=log(1.0, step=118, grown=80), state="running",
-     step_seen_age_s=110.0)
-CASE("nor while the log announces a pause", log=log(1.0, step=118, grown=80), state="running",
-     step_seen_age_s=900.0, announced="evaluating 3 of 24")
-CASE("the recipe makes the log its heartbeat: a program that spins", log=log(21.0, step=118), state="wedged",
-     sure="medium", rules={"log_deadline_s": 20.0},
-     says=["no step for at least 21 s", "the recipe allows 20 s", "120 % of a core busy", "no heartbeat: "])
-CASE("that deadline has not passed", log=log(19.0, step=118), state="slow", rules={"log_deadline_s": 20.0})
-CASE("nor does it count while the log announces a pause", log=log(200.0, step=118), state="running",
-     rules={"log_deadline_s": 20.0}, announced="evaluating")
-CASE("nor for a program that does write a heartbeat", heartbeat=beat("evaluating"), log=log(200.0),
-     state="running", rules={"log_deadline_s": 20.0})
-CASE("it counts for a program whose steps nobody finds", log=log(21.0), family=idle(), state="wedged",
-     rules={"log_deadline_s": 20.0}, says=["its log is silent for 21 s (the recipe allows 20 s)"])
-CASE("the recipe lengthens the patience with a slow one", heartbeat=beat(), steps=steps(250.0), family=idle(),
-     state="running", rules={"slow_min_s": 300.0, "weak_min_s": 600.0, "alone_min_s": 600.0})
-CASE("a threshold of a later version is left out", heartbeat=beat(), steps=steps(), state="running",
-     rules={"brand_new_s": 1.0})
-CASE("no log at all", log=None, state="running", sure="low", says=["it has no log"])
-CASE("the log was removed", log=Log(exists=False), state="running", sure="low")
-
 # fmt: on
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASE, ids=lambda case: case.name)
 def test_verdict(case: Case) -> None:
-    verdict = judge(case.facts)
-    told = "\n".join(verdict.evidence)
-    assert (verdict.state, case.sure or verdict.confidence) == (case.state, verdict.confidence), told
-    for piece in case.says:
-        assert piece in told
-    for piece in case.never:
-        assert piece not in told
-    assert verdict.evidence, "no state without its evidence"
-    if case.next is not None:
-        assert list(verdict.next) == case.next
+    case.check()
 
 
 def test_the_table_is_large_and_covers_every_state() -> None:
-    assert len(CASES) >= 40
-    assert len({case.name for case in CASES}) == len(CASES)
-    assert {case.state for case in CASES} == {
+    assert len(CASE) >= 40
+    assert len({case.name for case in CASE}) == len(CASE)
+    assert {case.state for case in CASE} == {
         "queued", "starting", "compiling", "running", "slow", "wedged", "frozen", "finished", "failed",
         "killed", "cancelled", "lost", "unknown",
     }  # fmt: skip
