@@ -14,8 +14,11 @@ Progress events: {"run": {"id", "tag", "path", "secrets"}} first; {"lines": [[nu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
+import threading
 import time
 from collections import deque
 from typing import Any, BinaryIO, Callable, Deque, Dict, Iterator, List, Optional, Pattern, Tuple
@@ -103,17 +106,24 @@ def search(
     batch: List[List[Any]] = []
     matches = sent = 0
     held, said = b"", time.monotonic()
+
+    def tell() -> None:
+        emit({"searched": file.tell() - start})
+        if getattr(emit, "gone", False):
+            raise AgentError("unreachable", "nobody waits for this search any more")
+
     while not getattr(emit, "gone", False):
         block = file.read(min(BLOCK_BYTES, max(size - file.tell(), 0)))
         data = held + block
         whole = settled(data) if block else data
-        for first, end, before in find(whole):
-            matches += 1
-            if last:
-                kept.append([lines + before + 1, shown(whole[first:end], pattern)])
-            elif sent < MOST:
-                sent += 1
-                batch.append([lines + before + 1, shown(whole[first:end], pattern)])
+        with in_each_second_of_work(tell):
+            for first, end, before in find(whole):
+                matches += 1
+                if last:
+                    kept.append([lines + before + 1, shown(whole[first:end], pattern)])
+                elif sent < MOST:
+                    sent += 1
+                    batch.append([lines + before + 1, shown(whole[first:end], pattern)])
         lines += whole.count(b"\n")
         held = data[len(whole) :]
         if len(batch) >= BATCH or (batch and not block):
@@ -121,7 +131,7 @@ def search(
             batch = []
         if time.monotonic() - said > SAY_S:
             said = time.monotonic()
-            emit({"searched": file.tell() - start})
+            tell()
         if not block:
             break
     if last:
@@ -130,6 +140,22 @@ def search(
         for position in range(0, len(found), BATCH):
             emit({"lines": found[position : position + BATCH]})
     return {"matches": matches, "sent": sent, "size": size}
+
+
+@contextlib.contextmanager
+def in_each_second_of_work(tell: Callable[[], None]) -> Iterator[None]:
+    """Calls `tell` after every second of CPU time, in the midst of one search of a pattern, too: a pattern
+    like (a+)+$ can take hours for one line, and would go on beside the training when its person has left."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGVTALRM, lambda number, frame: tell())
+    signal.setitimer(signal.ITIMER_VIRTUAL, SAY_S, SAY_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def count_lines(file: BinaryIO, count: int) -> int:

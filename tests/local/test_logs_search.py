@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflashctl.agent import logindex, logs, logsearch
+from dflashctl.agent import AgentError, logindex, logs, logsearch
 from dflashctl.cli.main import run
 from dflashctl.runs import known
 
@@ -50,6 +50,25 @@ def ask(box: Any, **request: Any) -> tuple[list[tuple[int, str]], dict[str, Any]
     request = {"state_dir": box.state_dir, "tag": "t", "known": known.patterns(), **request}
     answer = logsearch.search_log(request, got)
     return got.lines, answer
+
+
+def test_a_pattern_that_takes_for_ever_ends_with_who_asked(box: Any) -> None:
+    """It went on for ten minutes beside the training after Ctrl-C; to who waits it tells that it works."""
+
+    class Waits(Got):
+        gone = False
+        told = 0
+
+        def __call__(self, event: dict[str, Any]) -> None:
+            super().__call__(event)
+            self.told += "searched" in event
+            self.gone = self.told == 2
+
+    ended(box, b"a" * 100 + b"!\n")
+    waits = Waits()
+    with pytest.raises(AgentError, match="nobody waits"):
+        logsearch.search_log({"state_dir": box.state_dir, "tag": "t", "grep": "(a+)+$"}, waits)
+    assert waits.told == 2 and waits.lines == []
 
 
 @pytest.fixture
