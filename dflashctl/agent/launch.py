@@ -29,7 +29,8 @@ def launch(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
     """Start the run that the request describes, or report what became of it earlier.
 
     request: id, state_dir, record (run-folder.md, without id, created_at, boot_id, init_start), recipe_yaml,
-    secrets {name: value}, release_dir|null, allow_busy, settle_s, files {path below files/: text}|absent.
+    secrets {name: value}, release_dir|null, allow_busy, settle_s, files {path below files/: text}|absent,
+    make_cwd (the working folder is one of ours)|absent.
     Answers {"outcome": "started" | "already_running" | "already_ended" | "failed" | "starting", "id", "tag",
     "leader", "log", "rotated", "exit", "log_tail", "root_cause", "why"}. Raises AgentError: locked (tag or
     log in use), gpus_busy, not_found (release), verification (no space), usage.
@@ -90,6 +91,8 @@ def _start(run: RunFolder, record: Dict[str, Any], request: Dict[str, Any]) -> D
     if release_dir and not os.path.isdir(str(release_dir)):
         raise AgentError("not_found", "the release is gone", str(release_dir), "dflashctl deploy")
     command = record.get("command")
+    if request.get("make_cwd"):
+        os.makedirs(str(record.get("cwd")), exist_ok=True)
     if not command or not os.path.isdir(str(record.get("cwd"))):
         what = "no command" if not command else "the working folder does not exist"
         raise AgentError(

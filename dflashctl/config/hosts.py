@@ -216,6 +216,11 @@ def default_values(name: str, entry: HostEntry) -> dict[str, Any]:
     }
 
 
+def own_workdir(host: Host) -> bool:
+    """Whether its workdir is the folder of ours that engine `local` has by itself: a launch makes it."""
+    return host.engine == "local" and host.workdir == str(_local_base() / host.name / "work")
+
+
 def _local_base() -> Path:
     import platformdirs
 

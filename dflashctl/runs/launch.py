@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflashctl.config import ResolvedRecipe, fill
-from dflashctl.config.hosts import Host
+from dflashctl.config.hosts import Host, own_workdir
 from dflashctl.errors import Locked, NotFound, UsageError
 from dflashctl.gpus.idle import Gpu
 from dflashctl.render.secrets import sounding
@@ -31,6 +31,7 @@ class LaunchPlan:
     allow_busy: bool
     warnings: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    make_cwd: bool = False
 
     def request(self, secrets: Mapping[str, str], settle_s: float) -> dict[str, Any]:
         """The operation `launch`. Secrets travel on stdin of the call and are in no record."""
@@ -40,6 +41,7 @@ class LaunchPlan:
             "record": dict(self.record),
             "recipe_yaml": self.recipe_yaml,
             "release_dir": self.release_dir,
+            "make_cwd": self.make_cwd,
             "allow_busy": self.allow_busy,
             "secrets": dict(secrets),
             "settle_s": settle_s,
@@ -112,6 +114,7 @@ def plan_launch(
         script_warnings(recipe.script, info)
         + release_warnings(recipe.name, release, info, here)
         + secret_warnings({**host.env, **recipe.launch.env}),
+        make_cwd=own_workdir(host),
     )
 
 
