@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from killed_runs import small_library
+from saved_runs import losses, train
 from test_kill_and_resume import section
-from test_resume import losses, train
 from tiny_models import save_target
 
 from trainer.checkpoint.files import read_facts
