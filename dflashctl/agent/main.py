@@ -2,6 +2,7 @@
 
     DFLASH-START <nonce>                   (nothing is done for a caller that cannot hear this any more)
     DFLASH-EVENT <nonce> {json}            (none or many: progress)
+    DFLASH-DATA <nonce> <length>           (none or many, of `pull_file`: so many bytes follow as they are)
     DFLASH-ANSWER <nonce> <length>
     {"ok": true, "result": {...}}  |  {"ok": false, "error": {"kind", "what", "where", "next"}}
     DFLASH-END <nonce>
@@ -93,6 +94,10 @@ class Emit:
     def __call__(self, event: Dict[str, Any]) -> None:
         self._write(b"DFLASH-EVENT %s %s\n" % (self._nonce.encode(), _json(event)))
 
+    def data(self, piece: bytes) -> None:
+        """Bytes as they are."""
+        self._write(b"DFLASH-DATA %s %d\n" % (self._nonce.encode(), len(piece)), piece, b"\n")
+
     def answer(self, body: Dict[str, Any]) -> None:
         """The last words. Leads with a newline, in case something printed a line without its end."""
         try:
@@ -102,11 +107,12 @@ class Emit:
         nonce = self._nonce.encode()
         self._write(b"\nDFLASH-ANSWER %s %d\n%s\nDFLASH-END %s\n" % (nonce, len(data), data, nonce))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, *pieces: bytes) -> None:
         if self.gone:
             return
         try:
-            self._out.write(data)
+            for piece in pieces:
+                self._out.write(piece)
             self._out.flush()
         except OSError:
             self.gone = True

@@ -5,10 +5,11 @@
 (neither file, folder nor link). Folders that are links, or hidden, are not entered.
 
 `pull_file`: state_dir, id, what, path, size (of the list: a log that grows is taken up to there), offset
-and prefix_sha256 of what the caller has. Events: {"from": offset} first (0 when the prefix is another), then
-{"data": base64, "offset": of the byte behind}. Answer: {"sha256" of all `size` bytes, "size", "mtime"}; or
-{"gone": true} for a file of a checkpoint that the run has removed since the list was made, as it does with
-old ones.
+and prefix_sha256 of what the caller has, raw. Events: {"from": offset} first (0 when the prefix is another),
+then {"data": base64}, or with `raw` frames of data: SAMPLE before everything else, by which the caller sees
+whether bytes arrive as they are sent, then those of the file. Answer: {"sha256" of all `size` bytes, "size",
+"mtime"}; or {"gone": true} for a file of a checkpoint that the run has removed since the list was made, as it
+does with old ones.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from .pick import one_run
 from .runfolder import RunFolder
 
 CHUNK_BYTES = 192 * 2**10
+"""So few that the pipe behind it is never empty while the next piece is hashed."""
+SAMPLE = bytes(range(256)) + b"\r\n\n\r\r\n~.\x03\x04"
+"""Whatever is not binary-clean changes it: a terminal, a filter of control characters, seven bits."""
 METRICS = (
     "record.json", "recipe.yaml", "environment.json", "events.jsonl", "heartbeat.json", "metrics.jsonl",
     "summary.json", "root_cause.json", "exit.json",
@@ -103,6 +107,9 @@ def pull_file(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
         if not 0 < offset <= size or not _has(file, offset, digest, str(request.get("prefix_sha256"))):
             file.seek(0)
             digest, offset = hashlib.sha256(), 0
+        raw = bool(request.get("raw"))
+        if raw:
+            emit.data(SAMPLE)
         emit({"from": offset})
         while offset < size and not getattr(emit, "gone", False):
             data = file.read(min(CHUNK_BYTES, size - offset))
@@ -110,7 +117,10 @@ def pull_file(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
                 raise AgentError("verification_failed", "it became shorter while it was read", path)
             digest.update(data)
             offset += len(data)
-            emit({"data": base64.b64encode(data).decode("ascii"), "offset": offset})
+            if raw:
+                emit.data(data)
+            else:
+                emit({"data": base64.b64encode(data).decode("ascii")})
     return {"sha256": digest.hexdigest(), "size": size, "mtime": status.st_mtime}
 
 

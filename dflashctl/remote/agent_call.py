@@ -60,17 +60,19 @@ def call(
     where: Literal["inside", "host"] = "inside",
     timeout_s: float,
     on_event: Callable[[Event], None] | None = None,
+    on_data: Callable[[bytes], None] | None = None,
     more: Iterable[bytes] | None = None,
 ) -> dict[str, Any]:
     """Run operation `op` inside the container or on the host around it and return its result.
 
-    `on_event` is called in this thread with each progress event; `more` follows the request on
+    `on_event` is called in this thread with each progress event, `on_data` with the bytes of data frames, cut
+    anywhere; `more` follows the request on
     stdin, for an operation that reads on. Raises the DflashError that the operation
     named; Unreachable when the transport failed or the deadline passed (the operation may still be
     running); AgentBug.
     """
     nonce = secrets.token_hex(16)
-    answer = AnswerReader(nonce, on_event)
+    answer = AnswerReader(nonce, on_event, on_data)
     python = engine.host.python if where == "inside" else HOST_PYTHON
     log.debug("%s: %s", place(engine, where), op)
     argv, first = [python, "-I", "-c", LOADER], pack(op, request, nonce, timeout_s)
@@ -120,14 +122,22 @@ def place(engine: Engine, where: Literal["inside", "host"]) -> str:
 class AnswerReader:
     """Finds events and the answer in a stream that may hold anything else. Pure: feed it bytes."""
 
-    def __init__(self, nonce: str, on_event: Callable[[Event], None] | None = None) -> None:
+    def __init__(
+        self,
+        nonce: str,
+        on_event: Callable[[Event], None] | None = None,
+        on_data: Callable[[bytes], None] | None = None,
+    ) -> None:
         self.began = False
         """The operation has said that it begins."""
         self._start = f"DFLASH-START {nonce}".encode()
         self._event = f"DFLASH-EVENT {nonce} ".encode()
         self._answer = re.compile(rb"DFLASH-ANSWER %s (\d{1,12})\r?\n" % nonce.encode())
+        self._data = re.compile(rb"DFLASH-DATA %s (\d{1,12})\r?\n" % nonce.encode())
         self._end = re.compile(rb"\r?\nDFLASH-END %s" % nonce.encode())
         self._on_event = on_event
+        self._on_data = on_data
+        self._data_left = 0
         self._buffer = bytearray()
         self._length: int | None = None
         self._body: dict[str, Any] | None = None
@@ -136,11 +146,15 @@ class AnswerReader:
         """More bytes of stdout, cut anywhere."""
         if self._body is not None:
             return
-        self._buffer += data
+        self._take(data)
         while self._length is None and (newline := self._buffer.find(b"\n")) >= 0:
             line = bytes(self._buffer[: newline + 1])
             del self._buffer[: newline + 1]
             self._line(line)
+            if self._data_left:
+                rest = bytes(self._buffer)
+                self._buffer.clear()
+                self._take(rest)
         if self._length is not None:
             self._finish()
 
@@ -148,9 +162,19 @@ class AnswerReader:
         """The answer, or None while it is not complete."""
         return self._body
 
+    def _take(self, data: bytes) -> None:
+        """Bytes of a data frame are passed on as they come, gigabytes of them; others wait for their line."""
+        piece = data[: self._data_left]
+        if piece and self._on_data is not None:
+            self._on_data(piece)
+        self._data_left -= len(piece)
+        self._buffer += data[len(piece) :]
+
     def _line(self, line: bytes) -> None:
         if match := self._answer.search(line):
             self._length = int(match[1])
+        elif match := self._data.search(line):
+            self._data_left = int(match[1])
         elif not self.began and self._start in line:
             self.began = True
         elif (at := line.find(self._event)) >= 0 and self._on_event is not None:

@@ -14,6 +14,9 @@ import paramiko
 from dflashctl.remote.engine import Stdin
 
 CHUNK = 1 << 16
+RECEIVED = 1 << 18
+"""At most at once: paramiko moves what is left in its buffer at each."""
+
 QUIET_AFTER_EXIT_S = 1.0
 """A command that has ended may have left a child that holds its output open; that child is not waited for."""
 
@@ -134,7 +137,7 @@ def _drain(
         ended = channel.eof_received or channel.closed
         moved = False
         if channel.recv_ready():
-            data = channel.recv(CHUNK)
+            data = channel.recv(RECEIVED)
             moved = True
             if on_stdout is None or len(out) < HEARD_BYTES:
                 out += data

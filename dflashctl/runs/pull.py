@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from dflashctl.config.hosts import Host
-from dflashctl.errors import NotFound, Unreachable, UsageError, VerificationFailed
-from dflashctl.remote.again import let_go, pause_s
+from dflashctl.errors import NotFound, UsageError, VerificationFailed
 from dflashctl.remote.agent_call import Event, call
 from dflashctl.remote.engine import Engine
 from dflashctl.remote.factory import open_engine
+from dflashctl.runs.arrival import Arrival, Line, alone, fetch
 from dflashctl.runs.facts import listed, mapping, number, text, whole
 
 What = Literal["checkpoints", "metrics", "log"]
 WHAT: tuple[What, ...] = ("checkpoints", "metrics", "log")
 PART = ".dflash-part"
 LIST_TIMEOUT_S = 60.0
-FILE_TIMEOUT_S = 3600.0
-TRIES = 6
-"""In a row without a byte of progress."""
 CLOCK_SLACK_S = 2.0
 """File systems and clocks round."""
 
@@ -149,28 +144,6 @@ def place_of(folder: Path, path: str) -> Path | str:
     return target
 
 
-class Line:
-    """An engine that is opened anew after it broke."""
-
-    def __init__(self, host: Host, connect: Callable[[Host], Engine], sleep: Callable[[float], None]) -> None:
-        self.host = host
-        self._connect = connect
-        self._sleep = sleep
-        self._engine: Engine | None = None
-
-    def call(self, op: str, request: dict[str, Any], on_event: Callable[[Event], None]) -> dict[str, Any]:
-        self._engine = self._engine or self._connect(self.host)
-        return call(self._engine, op, request, timeout_s=FILE_TIMEOUT_S, on_event=on_event)
-
-    def broken(self, failures: int) -> None:
-        self.close()
-        self._sleep(pause_s(failures))
-
-    def close(self) -> None:
-        let_go(self._engine)
-        self._engine = None
-
-
 def one_file(line: Line, remote: Remote, what: What, result: Result, told: Told) -> None:
     """Fetch, verify, put in place; or say why not."""
     place = place_of(result.folder, remote.path)
@@ -194,55 +167,31 @@ def one_file(line: Line, remote: Remote, what: What, result: Result, told: Told)
         kind = "a link" if part.is_symlink() else "a folder" if part.is_dir() else "no file"
         result.refused.append((remote.path, f"{kind} stands where its part would go: {part.name}"))
         return
-    digest = fetch(line, remote, what, result, part, told)
-    if digest is None:
-        part.unlink()
-        result.gone.append(remote.path)
-        return
-    if digest != sha256(part):
-        part.unlink()
-        raise VerificationFailed(
-            f"{remote.path} arrived different from what it is there",
-            where=line.host.name,
-            next="run it again",
-        )
-    part.chmod(remote.mode & 0o777 | 0o600)
-    os.utime(part, (remote.mtime, remote.mtime))
-    part.replace(place)
-    result.fetched.append(remote.path)
-
-
-def fetch(line: Line, remote: Remote, what: What, result: Result, part: Path, told: Told) -> str | None:
-    """Bytes into `part` until all are there, over as many connections as it takes; the sha256 over there,
-    or None when the file has gone meanwhile."""
-    failures = 0
-    while True:
-        before = part.stat().st_size if part.exists() else 0
-        request = _request(line.host, remote, what, result)
-        request |= {"offset": before, "prefix_sha256": sha256(part) if before else ""}
+    with alone(part) as file:
+        if file is None:
+            result.refused.append((remote.path, "another pull is bringing it"))
+            return
+        arrival = Arrival(file, lambda done: told(remote.path, done, remote.size))
         try:
-            with part.open("ab") as file:
-                take = partial(_take, file=file, remote=remote, result=result, told=told)
-                answer = line.call("pull_file", request, take)
-            return None if answer.get("gone") is True else text(answer.get("sha256"))
-        except Unreachable:
-            moved = part.exists() and part.stat().st_size > before
-            failures = 0 if moved else failures + 1
-            if failures >= TRIES:
-                raise
-            line.broken(failures)
-
-
-def _take(event: Event, file: Any, remote: Remote, result: Result, told: Told) -> None:
-    if "from" in event and whole(event.get("from")) == 0:
-        file.seek(0)
-        file.truncate()
-    if "data" in event:
-        data = base64.b64decode(text(event["data"]))
-        file.write(data)
+            there = fetch(line, _request(line.host, remote, what, result), arrival)
+        finally:
+            result.bytes += arrival.received
+        if there is None:
+            part.unlink()
+            result.gone.append(remote.path)
+            return
         file.flush()
-        result.bytes += len(data)
-        told(remote.path, whole(event.get("offset")) or 0, remote.size)
+        if (there, remote.size) != (arrival.sha256, part.stat().st_size):
+            part.unlink()
+            raise VerificationFailed(
+                f"{remote.path} arrived different from what it is there",
+                where=line.host.name,
+                next="run it again",
+            )
+        part.chmod(remote.mode & 0o777 | 0o600)
+        os.utime(part, (remote.mtime, remote.mtime))
+        part.replace(place)
+    result.fetched.append(remote.path)
 
 
 def _request(host: Host, remote: Remote, what: What, result: Result) -> dict[str, Any]:

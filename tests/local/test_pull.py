@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -98,15 +99,110 @@ def test_checkpoints_come_whole_with_their_times_and_a_second_time_costs_nothing
 
 def test_resumed_at_twenty_random_places(folder: Path, host: Host, tmp_path: Path) -> None:
     rng = random.Random(3)
-    data = rng.randbytes(3_000_000)
+    data = rng.randbytes(4_000_000)
     (folder / "checkpoints" / "big").write_bytes(data)
-    cuts = [rng.randrange(0, 600_000) for _ in range(20)]
+    cuts = [rng.randrange(0, 250_000) for _ in range(20)]
     into = tmp_path / "here"
     result = fetch(host, into, cuts=cuts)
     assert cuts == []
     assert (into / "big").read_bytes() == data
     assert tree(into) == tree(folder / "checkpoints")
-    assert result.bytes == 3_071_000, "no byte came twice"
+    assert result.bytes == 4_071_000, "no byte came twice"
+
+
+class Listening(LocalEngine):
+    """Counts what comes over the line, and may do something to it on the way."""
+
+    def __init__(self, host: Host, harm: Callable[[bytes, int], bytes] = lambda data, at: data) -> None:
+        super().__init__(host)
+        self.harm = harm
+        self.raw = 0
+        self.base64 = 0
+
+    def run(
+        self, argv: Sequence[str], *, on_stdout: Any = None, stdin: bytes = b"", **rest: Any
+    ) -> Completed:
+        asked, at = stdin[-4000:], 0
+        if b"pull_file" not in asked:
+            return super().run(argv, on_stdout=on_stdout, stdin=stdin, **rest)
+
+        def feed(data: bytes) -> None:
+            nonlocal at
+            harmed = self.harm(data, at) if b'"raw": true' in asked else self.harm(data, -1)
+            at += len(data)
+            on_stdout(harmed)
+
+        done = super().run(argv, on_stdout=feed, stdin=stdin, **rest)
+        self.raw += at if b'"raw": true' in asked else 0
+        self.base64 += 0 if b'"raw": true' in asked else at
+        return done
+
+
+def listened(host: Host, into: Path, engine: LocalEngine) -> Result:
+    return pull(
+        host,
+        tag="t",
+        what="checkpoints",
+        into=into,
+        connect=lambda target: engine,
+        sleep=lambda seconds: None,
+    )
+
+
+def test_bytes_travel_as_they_are(folder: Path, host: Host, tmp_path: Path) -> None:
+    """As base64 a third more of them travelled, and both ends were busy with nothing else."""
+    (folder / "checkpoints" / "big").write_bytes(random.Random(5).randbytes(2_000_000))
+    engine = Listening(host)
+    listened(host, tmp_path / "here", engine)
+    assert tree(tmp_path / "here") == tree(folder / "checkpoints")
+    assert engine.base64 == 0 and 2_071_000 < engine.raw < 2_100_000
+
+
+def at_byte(position: int, change: Callable[[int], bytes]) -> Callable[[bytes, int], bytes]:
+    """Harm to one byte of an answer in raw bytes."""
+
+    def harm(data: bytes, at: int) -> bytes:
+        if not at <= position < at + len(data):
+            return data
+        here = position - at
+        return data[:here] + change(data[here]) + data[here + 1 :]
+
+    return harm
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda data, at: data.replace(b"\n", b"\r\n"),
+        lambda data, at: data.replace(b"\r", b""),
+        lambda data, at: bytes(each & 0x7F for each in data),
+        at_byte(500_000, lambda byte: bytes([byte ^ 1])),
+        at_byte(500_000, lambda byte: b""),
+        at_byte(500_000, lambda byte: bytes([byte, 7])),
+    ],
+    ids=["newlines", "carriage returns", "seven bits", "one flipped", "one lost", "one more"],
+)
+def test_a_line_that_changes_bytes_is_asked_for_base64(
+    harm: Callable[[bytes, int], bytes], folder: Path, host: Host, tmp_path: Path
+) -> None:
+    (folder / "checkpoints" / "big").write_bytes(random.Random(5).randbytes(1_000_000))
+    engine = Listening(host, harm)
+    listened(host, tmp_path / "here", engine)
+    assert tree(tmp_path / "here") == tree(folder / "checkpoints"), "whole, and no part is left"
+    assert engine.base64 > 1_333_000
+
+
+def test_two_pulls_at_once_do_not_write_into_one_part(folder: Path, host: Host, tmp_path: Path) -> None:
+    part = tmp_path / "here" / "step_1" / f"w.bin{PART}"
+    part.parent.mkdir(parents=True)
+    with part.open("wb") as other:
+        other.write(b"a" * 10)
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        result = fetch(host, tmp_path / "here")
+        assert result.refused == [("step_1/w.bin", "another pull is bringing it")]
+        assert part.read_bytes() == b"a" * 10 and len(result.fetched) == 2
+    assert fetch(host, tmp_path / "here").fetched == ["step_1/w.bin"]
 
 
 class Rotating(LocalEngine):
@@ -253,9 +349,14 @@ def test_what_is_no_file_here_is_neither_waited_for_nor_replaced(
 def test_a_file_that_changes_meanwhile_does_not_pass(
     folder: Path, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dflashctl.runs import pull as module
+    from dflashctl.runs import arrival as module
 
-    monkeypatch.setattr(module, "sha256", lambda path: "0" * 64)
+    real = module.call
+
+    def other(engine: Any, op: str, request: dict[str, Any], **rest: Any) -> dict[str, Any]:
+        return {**real(engine, op, request, **rest), "sha256": "0" * 64}
+
+    monkeypatch.setattr(module, "call", other)
     with pytest.raises(VerificationFailed, match="arrived different"):
         fetch(host, tmp_path / "here")
     assert tree(tmp_path / "here") == {}

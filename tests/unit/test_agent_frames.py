@@ -5,6 +5,7 @@ Run: python -m pytest tests/unit/test_agent_frames.py
 
 from __future__ import annotations
 
+import io
 import itertools
 from typing import Any
 
@@ -13,6 +14,7 @@ from agent_kit import NONCE, frames
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dflashctl.agent.main import Emit
 from dflashctl.remote.agent_call import AnswerReader
 
 NOISE = st.binary(max_size=60).filter(lambda noise: NONCE.encode() not in noise)
@@ -38,6 +40,36 @@ def test_frames_are_found_in_any_noise_and_however_they_are_cut(
         reader.feed(data[start:end])
     assert reader.body() == {"ok": True, "result": result}
     assert seen == [{"n": 1}]
+
+
+@given(
+    pieces=st.lists(
+        st.binary(max_size=90) | st.just(f"\nDFLASH-ANSWER {NONCE} 2\n{{}}\nDFLASH-END {NONCE}\n".encode()),
+        max_size=4,
+    ),
+    noise=NOISE,
+    cuts=st.lists(st.integers(0, 900), max_size=8),
+)
+def test_bytes_come_as_they_are_between_events_and_however_they_are_cut(
+    pieces: list[bytes], noise: bytes, cuts: list[int]
+) -> None:
+    out = io.BytesIO()
+    emit = Emit(out, NONCE)
+    for number, piece in enumerate(pieces):
+        emit({"n": number})
+        emit.data(piece)
+    data = noise + b"\n" + out.getvalue() + frames({"ok": True, "result": {}})
+    events: list[dict[str, Any]] = []
+    got: list[bytes] = []
+    for listener in (got.append, None):  # who does not ask for them passes them over
+        events.clear()
+        reader = AnswerReader(NONCE, events.append, listener)
+        edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+        for start, end in itertools.pairwise(edges):
+            reader.feed(data[start:end])
+        assert reader.body() == {"ok": True, "result": {}}
+        assert events == [{"n": number} for number in range(len(pieces))]
+    assert b"".join(got) == b"".join(pieces)
 
 
 @pytest.mark.parametrize(
