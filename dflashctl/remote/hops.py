@@ -83,7 +83,8 @@ def hops_of(target: Target, config: paramiko.SSHConfig | None = None) -> list[Ho
     """The way to a target: jump hosts in order, the target last. Reads ~/.ssh/config unless `config` is
     given.
 
-    Raises UsageError for a configuration that does not parse, or whose jumps go round in a circle.
+    Raises UsageError for a configuration that does not parse, whose jumps go round in a circle, or that asks
+    for ProxyUseFdpass.
     """
     matchexec.forget()
     if config is None:
@@ -110,6 +111,13 @@ def _hop(name: str, target: Target, final: Target | None, base: fabric.Config, b
     gateway: Any = before[-1].connection if before else entry.get("proxycommand", False)
     if isinstance(gateway, str) and gateway.lower() == "none":
         gateway = False
+    if isinstance(gateway, str) and entry.get("proxyusefdpass", "no").lower() == "yes":
+        raise UsageError(
+            f"ProxyUseFdpass of {name}: dflashctl cannot take a connection that a ProxyCommand hands over",
+            where="~/.ssh/config",
+            next="give a ProxyCommand that carries the bytes itself (nc without -F, or ProxyJump) and"
+            f" ProxyUseFdpass no, for {name} or for another Host entry that hosts.yaml names as ssh.host",
+        )
     connection = fabric.Connection(
         spec.host,
         user=(final.user if final else None) or spec.user,

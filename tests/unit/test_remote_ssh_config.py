@@ -289,6 +289,20 @@ def test_a_proxy_command_is_honoured(home: Path, box: Box) -> None:
         connection.close()
 
 
+def test_a_proxy_command_that_hands_over_a_connection_is_refused_with_what_to_do(home: Path) -> None:
+    """It was run as one that carries bytes, and read as a server that does not answer as ssh does."""
+    entry = "Host box\n HostName 127.0.0.1\n ProxyCommand nc -F %h %p\n"
+    write(home, entry + " ProxyUseFdpass yes\n")
+    with pytest.raises(UsageError, match="ProxyUseFdpass of box") as caught:
+        SshConnection(Target("gpu", "box")).transport()
+    assert caught.value.where == "~/.ssh/config" and "ProxyUseFdpass no" in caught.value.next
+    for harmless in (" ProxyUseFdpass no\n", "Host box\n ProxyCommand none\n ProxyUseFdpass no\n"):
+        write(home, entry + harmless)
+        assert len(hops_of(Target("gpu", "box"))) == 1
+    write(home, "Host box\n HostName 127.0.0.1\n ProxyUseFdpass yes\n")
+    assert len(hops_of(Target("gpu", "box"))) == 1, "without a ProxyCommand it means nothing"
+
+
 def test_a_proxy_command_that_ends_is_told_without_its_words(home: Path) -> None:
     write(home, "Host box\n HostName 127.0.0.1\n ProxyCommand sh -c 'exit 3 # sshpass -p hunter2'\n")
     connection = SshConnection(Target(label="l", host="box"))
