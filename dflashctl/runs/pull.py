@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -22,6 +23,8 @@ What = Literal["checkpoints", "metrics", "log"]
 WHAT: tuple[What, ...] = ("checkpoints", "metrics", "log")
 PART = ".dflash-part"
 LIST_TIMEOUT_S = 60.0
+ROUNDS = 3
+"""Of a live run that had removed all that was listed by the time it was to be copied."""
 CLOCK_SLACK_S = 2.0
 """File systems and clocks round."""
 
@@ -70,6 +73,28 @@ def pull(
     Raises NotFound (no such run, nothing there), Unreachable (several times in a row without progress),
     UsageError (the folder here cannot be written).
     """
+    for _ in range(ROUNDS):
+        result = _once(host, tag, what, into, told, connect, sleep)
+        if not result.gone or result.fetched or result.same or result.linked or result.refused:
+            return result
+    name = result.tag or result.id
+    raise NotFound(
+        f"run {name} removes its {what} sooner than they can be copied",
+        where=host.name,
+        next=f"dflashctl pull {name}, once it has ended or saves less often",
+    )
+
+
+def _once(
+    host: Host,
+    tag: str | None,
+    what: What,
+    into: Path | None,
+    told: Told,
+    connect: Callable[[Host], Engine],
+    sleep: Callable[[float], None],
+) -> Result:
+    """All that is there when it is listed."""
     with connect(host) as engine:
         answer = call(
             engine,
@@ -97,13 +122,19 @@ def pull(
         ) from error
     finally:
         line.close()
-    if len(result.gone) == len(wanted) and wanted and not result.linked:
-        raise nothing(result, what, host)
+    _remove_empty_folders(result)
     return result
 
 
+def _remove_empty_folders(result: Result) -> None:
+    """Of checkpoints that went before any of their files came: an empty one looks like a checkpoint."""
+    for path in result.gone:
+        for folder in list(Path(path).parents)[:-1]:
+            with contextlib.suppress(OSError):  # files that came before the others went stay
+                (result.folder / folder).rmdir()
+
+
 def nothing(result: Result, what: What, host: Host) -> NotFound:
-    """There is nothing of the kind, or nothing any more."""
     name = result.tag or result.id
     hint = f"dflashctl status {name}"
     hint += f" · dflashctl pull {name} --what metrics" if what == "checkpoints" else ""

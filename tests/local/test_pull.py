@@ -228,10 +228,39 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_named_and_the_rest_comes(
     result = pull(host, tag="t", what="checkpoints", into=into, connect=connect)
     assert result.gone == ["step_1/w.bin"] and result.refused == []
     assert tree(into) == {"empty": b"", "step_2/w.bin": b"b" * 70_000}, "no part is left"
+    assert not (into / "step_1").exists(), "an empty folder looks like a checkpoint"
     gone = ""
     with pytest.raises(NotFound, match="run t has no checkpoints") as error:
         pull(host, tag="t", what="checkpoints", into=tmp_path / "other", connect=connect)
     assert "--what metrics" in (error.value.next or "")
+
+
+@pytest.mark.parametrize("newer", [1, 5])
+def test_a_run_that_had_removed_all_that_was_listed_is_listed_again(
+    newer: int, folder: Path, host: Host, tmp_path: Path
+) -> None:
+    """Or it would have no checkpoints, though it always has its newest."""
+    here, steps = folder / "checkpoints", iter(range(3, 3 + newer))
+    (here / "empty").unlink()
+
+    class Saving(LocalEngine):
+        def run(self, argv: Sequence[str], *, stdin: bytes = b"", **rest: Any) -> Completed:
+            step = next(steps, None) if b"pull_file" in stdin[-4000:] else None
+            if step is not None:
+                for old in here.iterdir():
+                    shutil.rmtree(old)
+                (here / f"step_{step}").mkdir()
+                (here / f"step_{step}" / "w.bin").write_bytes(b"w" * step)
+            return super().run(argv, stdin=stdin, **rest)
+
+    into = tmp_path / "here"
+    if newer == 1:
+        assert pull(host, tag="t", what="checkpoints", into=into, connect=Saving).gone == []
+        assert tree(into) == {"step_3/w.bin": b"www"}
+    else:
+        with pytest.raises(NotFound, match="run t removes its checkpoints sooner"):
+            pull(host, tag="t", what="checkpoints", into=into, connect=Saving)
+    assert [each.name for each in into.iterdir()] == (["step_3"] if newer == 1 else [])
 
 
 def test_a_part_of_another_file_is_begun_anew(folder: Path, host: Host, tmp_path: Path) -> None:
