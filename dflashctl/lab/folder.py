@@ -189,7 +189,7 @@ def trouble(paths: LabPaths, error: OSError) -> DflashError:
     """The message for a file of the lab that cannot be written."""
     return UsageError(
         f"cannot write the lab's files: {error.strerror or error}",
-        where=str(error.filename or paths.root),
+        where=str(error.filename2 or error.filename or paths.root),  # of a copy: where it was to go
         next=MOVE if error.errno in NO_ROOM else "set DFLASHCTL_LAB_DIR to a folder of yours",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import time
@@ -60,6 +61,12 @@ def test_a_file_in_place_of_the_folder_is_said(paths: LabPaths) -> None:
     paths.root.write_text("")
     with pytest.raises(UsageError, match="cannot write the lab's files"), folder.locked(paths, create=True):
         pytest.fail("not reached")
+
+
+def test_a_copy_that_fails_is_told_by_the_place_it_was_to_go_to(paths: LabPaths) -> None:
+    """Not by the file of ours that was read."""
+    full = OSError(errno.ENOSPC, "No space left on device", "/venv/nvidia-smi.sh", None, f"{paths.root}/smi")
+    assert folder.trouble(paths, full).where == f"{paths.root}/smi"
 
 
 def test_cleaning_keeps_disks_and_log(paths: LabPaths) -> None:
