@@ -24,6 +24,7 @@ from dflashctl.config.placeholders import PLACEHOLDERS
 from dflashctl.config.rules import Rules
 from dflashctl.schemas import KINDS, schema_text
 from trainer import config as trainer
+from trainer.unread_keys import needs_of
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -152,9 +153,15 @@ def section_keys(section: type, path: str) -> Iterator[Key]:
             made = field.default_factory()
             default = _default([entry.name for entry in made] if isinstance(made, list) and inner else made)
         meaning = said.get(field.name, "") or (told(inner[0]) if inner else "")
-        yield Key(where, words, default, meaning)
+        yield Key(where, words, default, _with_others(meaning, where.removeprefix("train.")))
         for each in inner:
             yield from section_keys(each, f"{where}[]." if get_origin(hint) is list else f"{where}.")
+
+
+def _with_others(meaning: str, key: str) -> str:
+    """A meaning, and with which other keys the key counts, if it does not always."""
+    others = " and ".join(f"`{each.told}`" if ": " in each.told else each.told for each in needs_of(key))
+    return f"{meaning.rstrip('.')}; counts only with {others}" if others else meaning
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------

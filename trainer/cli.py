@@ -22,7 +22,7 @@ from trainer.data.regenerate_cli import regenerate
 from trainer.errors import ConfigError
 from trainer.evaluation.cli import eval
 from trainer.export.cli import export, import_
-from trainer.guard import guarded
+from trainer.guard import guarded, say
 from trainer.machine import importing, prepare_environment
 from trainer.process.runfiles import RunFiles
 from trainer.run.console import Console, Plain, for_stdout
@@ -129,8 +129,12 @@ def train(
 
     def decide() -> None:
         nonlocal ranks, recipe
-        config = read_config(recipe)
+        read = recipe_file.read(recipe)
+        config = read.config()
         _check_files(config)
+        for warning in read.warnings():
+            say(f"WARNING: {warning}")
+            files.note(warning)
         if config.topology == "auto":
             recipe = resolve_auto(recipe, files.folder)
             config = read_config(recipe)

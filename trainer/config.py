@@ -42,7 +42,7 @@ class Drafter:
     mask_token: str | None = None  # a token of the target that no text holds; this or the id is needed
     mask_token_id: int | None = ranged(None, low=0)  # the same by its id
     init: Literal["random", "target", "drafter"] = "random"  # copies of the target's layers, or the one below
-    init_from: str | None = None  # folder of a drafter whose shape is this section's, with init: drafter
+    init_from: str | None = None  # folder of a drafter whose shape is this section's
     init_layers: list[int] | None = None  # which, one for each drafter layer; null: the target's last ones
     layer_types: list[str] | None = None  # full_attention | sliding_attention, one a layer
     sliding_window: int | None = ranged(None, low=1)  # tokens that a sliding layer reaches back over
@@ -64,7 +64,7 @@ class Data:
     store: str | None = None  # folder: absolute, or relative to the working folder or to the release
     long: Literal["split", "refuse"] = "split"  # a store's documents longer than a row; refuse: left out
     row_tokens: int = ranged(256, low=16)  # tokens of a packed row
-    rows: int = ranged(1024, low=1)  # stdlib: how many are made
+    rows: int = ranged(1024, low=1)  # how many are made
     continuations: bool = True  # the target continues short prompts; false: rows are the text itself, packed
     states: Literal["cached", "online"] = (
         "cached"  # of packed text: read by the target once, or at every step
@@ -114,7 +114,7 @@ class Optimizer:
     beta1: float = ranged(0.9, low=0.0, high=0.9999)  # adamw's
     beta2: float = ranged(0.95, low=0.0, high=0.999999)  # adamw's
     eps: float = ranged(1e-8, low=0.0)  # adamw's
-    momentum: float = ranged(0.95, low=0.0, high=0.9999)  # muon's
+    momentum: float = ranged(0.95, low=0.0, high=0.9999)  # of the update's direction
     clip: float = ranged(1.0, low=0.0)  # largest norm of the whole gradient; 0: no clipping
     max_bad_steps: int = ranged(
         8, low=0
@@ -281,6 +281,15 @@ def check(section: Any) -> list[str]:
     if not isinstance(section, Mapping):
         return [f"train: expected keys and values, found {schema.kind_of(section)}"]
     return [f"train.{problem}" for problem in _read(section)[1]]
+
+
+def warnings(section: Any) -> list[str]:
+    """Of a `train:` section without problems: keys that are set and that nothing will read, though they may
+    stand there for another topology, in the words of `check`."""
+    from trainer.unread_keys import unread
+
+    config = _read(section)[0] if isinstance(section, Mapping) else None
+    return [f"train.{each.key}: {each.told}" for each in unread(config) if not each.refused] if config else []
 
 
 def load(section: Any) -> TrainConfig:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from trainer import schema
 from trainer.config import GAMMA_BY_BLOCK_SIZE, Budget, Data, Drafter, TrainConfig
-
-ONLY_WITH = {
-    "drafter.init_layers": ("drafter.init", "target"),
-    "data.store": ("data.source", "store"),
-    "objective.gamma": ("objective.weighting", "decay"),
-    "objective.dpace_alpha": ("objective.weighting", "dpace"),
-    "schedule.constant_share": ("schedule.kind", "constant_linear"),
-}
-"""Keys that nothing reads unless another key has this value: whoever sets one believes that it counts."""
+from trainer.unread_keys import unread
 
 
 def across_keys(config: TrainConfig) -> list[str]:
     """Problems that no single key shows."""
     drafter, data = config.drafter, config.data
-    found = _unread_keys(config)
+    found = [f"{each.key}: {each.told}" for each in unread(config) if each.refused]
     if config.batch_rows < 1:
         found.append(
             f"token_budget: {config.token_budget} is less than one row (data.row_tokens {data.row_tokens})"
@@ -40,10 +30,8 @@ def across_keys(config: TrainConfig) -> list[str]:
         found.append("drafter.mask_token_id: given twice, drafter.mask_token is there too")
     if drafter.mask_token is None and drafter.mask_token_id is None:
         found.append("drafter.mask_token: needed (or drafter.mask_token_id)")
-    if drafter.taps is not None and drafter.tap_count is not None:
-        found.append("drafter.tap_count: drafter.taps already says which")
-    if (drafter.init == "drafter") != (drafter.init_from is not None):
-        found.append("drafter.init_from: the folder of a drafter, with init: drafter and only then")
+    if drafter.init == "drafter" and drafter.init_from is None:
+        found.append("drafter.init_from: needed, the folder of the drafter to begin with")
     if drafter.init_layers is not None and len(drafter.init_layers) != drafter.layers:
         found.append(f"drafter.init_layers: {len(drafter.init_layers)} for {drafter.layers} layers")
     if drafter.head_dim is not None and drafter.head_dim % 2:
@@ -55,14 +43,12 @@ def across_keys(config: TrainConfig) -> list[str]:
             f"data.prompt_tokens: {data.prompt_tokens} leaves no block in a row of {data.row_tokens}"
         )
     ranks = config.layout.ranks
-    if ranks is not None and config.topology != "colocated":
-        found.append(f"layout.ranks: of topology colocated; {config.topology} has targets and drafters")
-    elif config.topology in ("split", "threads") and 0 < config.batch_rows < config.layout.drafters:
+    if config.topology in ("split", "threads") and 0 < config.batch_rows < config.layout.drafters:
         found.append(
             f"layout.drafters: {config.layout.drafters} for a batch of {config.batch_rows} rows: "
             "one had nothing to do"
         )
-    elif ranks is not None and 0 < config.batch_rows < ranks:
+    elif config.topology == "colocated" and ranks is not None and 0 < config.batch_rows < ranks:
         found.append(
             f"layout.ranks: {ranks} ranks for a batch of {config.batch_rows} rows: one had nothing to do"
         )
@@ -88,16 +74,6 @@ def across_keys(config: TrainConfig) -> list[str]:
     return found
 
 
-def _unread_keys(config: TrainConfig) -> list[str]:
-    """Of `ONLY_WITH`, those that differ from their default although nothing would read them."""
-    usual = TrainConfig(config.target)
-    return [
-        f"{key}: only with {other.split('.')[-1]}: {value}"
-        for key, (other, value) in ONLY_WITH.items()
-        if attrgetter(key)(config) != attrgetter(key)(usual) and attrgetter(other)(config) != value
-    ]
-
-
 def _store_problems(data: Data) -> list[str]:
     if data.source != "store":
         return []
@@ -114,18 +90,18 @@ def _store_problems(data: Data) -> list[str]:
 def _layer_type_problems(drafter: Drafter) -> list[str]:
     types, found = drafter.layer_types, []
     if types is None:
-        if drafter.sliding_window is not None:
-            found.append("drafter.sliding_window: no layer slides; name some in drafter.layer_types")
-        return found
+        return []
     if len(types) != drafter.layers:
         found.append(f"drafter.layer_types: {len(types)} names for {drafter.layers} layers")
     for index, name in enumerate(types):
         if name not in ("full_attention", "sliding_attention"):
             path = f"drafter.layer_types[{index}]"
             found.append(schema.unknown_value(path, name, ["full_attention", "sliding_attention"]))
-    if "sliding_attention" in types and drafter.sliding_window is None:
+    if "sliding_attention" not in types:
+        return found
+    if drafter.sliding_window is None:
         found.append("drafter.sliding_window: needed, drafter.layer_types has sliding layers")
-    if drafter.sliding_window is not None and drafter.sliding_window < drafter.block_size:
+    elif drafter.sliding_window < drafter.block_size:
         found.append(
             f"drafter.sliding_window: {drafter.sliding_window} is less than a block ({drafter.block_size})"
         )

@@ -73,17 +73,24 @@ class Recipe:
         problems = configs.check(self.train)
         if not problems:
             return configs.load(self.train)
-        told = []
-        for problem in problems:
-            match = _PROBLEM.match(problem)
-            told.append((self.place(match["path"] if match else "train"), problem))
-        told.sort(key=lambda each: [int(part) for part in each[0].rsplit(":", 2)[1:]])
-        (where, what), *others = told
+        (where, what), *others = self._in_order(problems)
         raise ConfigError(
             "\n".join([what, *(f"{place}: {problem}" for place, problem in others)]),
             where=where,
             next="mend these keys of the recipe",
         )
+
+    def warnings(self) -> list[str]:
+        """Keys of a sound recipe that nothing will read, each with its place."""
+        return [f"{place}: {told}" for place, told in self._in_order(configs.warnings(self.train))]
+
+    def _in_order(self, problems: list[str]) -> list[tuple[str, str]]:
+        """(place, problem) of each, in the order of the file."""
+        told = []
+        for problem in problems:
+            match = _PROBLEM.match(problem)
+            told.append((self.place(match["path"] if match else "train"), problem))
+        return sorted(told, key=lambda each: [int(part) for part in each[0].rsplit(":", 2)[1:]])
 
 
 def _child(node: yaml.Node | None, step: str) -> tuple[yaml.Mark, yaml.Node] | None:

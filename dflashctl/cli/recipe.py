@@ -52,4 +52,6 @@ def show(
         return
     if tag is not None:
         warn(view.variant_words)
+    for warning in view.warnings:
+        warn(f"warning: {warning}")
     say(view.text.rstrip("\n"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from dflashctl.config.hosts import HostsFile
 from dflashctl.config.names import check_tag
 from dflashctl.config.problems import key_path, nearest, problems, usage_error, validate
 from dflashctl.config.recipe import Deploy, Launch, Observe, Recipe, RecipeBody, project_root
-from dflashctl.config.train_section import check_train, trainer_root
+from dflashctl.config.train_section import KeyPath, check_train, train_warnings, trainer_root
 from dflashctl.config.yamlfile import Document, read_document
 from dflashctl.errors import NotFound
 
@@ -153,9 +154,13 @@ def read_recipe(path: Path) -> Recipe:
     document = read_document(path)
     recipe = validate(Recipe, document, kind="a recipe")
     recipe._source = document
-    found = _train_problems(recipe, document, ())
+    own = _train_problems(recipe, document, ())
+    found = list(own)
     for name, over in recipe.variants.items():
-        found += _variant_problems(document, name, over)
+        for where, what, hint in _variant_problems(document, name, over):
+            if (where, what, hint) not in own:
+                whose = f" (with variant {name})" if what.startswith("train.") else ""
+                found.append((where, what + whose, hint))
     if found:
         raise usage_error(found)
     return recipe
@@ -177,15 +182,37 @@ def _variant_problems(document: Document, name: str, over: dict[str, Any]) -> li
     return _train_problems(body, document, prefix)
 
 
+def warnings(resolved: ResolvedRecipe) -> tuple[str, ...]:
+    """Of a checked recipe as a run gets it: keys of `train:` that nothing will read, each with its place."""
+    document = resolved.source._source
+    if document is None:
+        return ()
+    prefix = ("variants", resolved.variant) if resolved.variant else ()
+    return tuple(
+        f"{where}: {what}" for where, what, _ in _train(train_warnings, resolved.body, document, prefix)
+    )
+
+
 def _train_problems(body: RecipeBody, document: Document, prefix: tuple[str, ...]) -> list[Problem]:
-    """What the bundled trainer says about its own section; another program's `train:` is its own affair."""
+    """What the bundled trainer says about its own section."""
+    return _train(check_train, body, document, prefix)
+
+
+def _train(
+    ask: Callable[[dict[str, Any], Path | None], list[tuple[KeyPath, str]]],
+    body: RecipeBody,
+    document: Document,
+    prefix: tuple[str, ...],
+) -> list[Problem]:
+    """The bundled trainer's answer, with places; another program's `train:` is its own affair."""
     command = body.launch.command
     runs_trainer = any(pair == ("-m", "trainer") for pair in itertools.pairwise(command))
     if body.train is None or not runs_trainer:
         return []
     rows = []
-    for path, what in check_train(body.train, trainer_root(project_root(document.path), Path.cwd())):
+    for path, what in ask(body.train, trainer_root(project_root(document.path), Path.cwd())):
         written_here = (*prefix, *path)
-        loc = written_here if document.depth(written_here) > len(prefix) else path
+        inherited = document.depth(path) == len(path) and document.depth(written_here) < len(written_here)
+        loc = path if inherited or document.depth(written_here) <= len(prefix) else written_here
         rows.append((document.position(loc), f"{key_path(loc)}: {what}", ""))
     return rows

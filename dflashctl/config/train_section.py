@@ -28,11 +28,21 @@ def check_train(section: dict[str, Any], root: Path | None) -> list[tuple[KeyPat
     of that name, whose `check` is something else) the answer is empty: the one in the container decides,
     never another one that happens to be installed here.
     """
-    check = _project_check(root) if root is not None else None
-    if not callable(check):
+    return _asked("check", section, root)
+
+
+def train_warnings(section: dict[str, Any], root: Path | None) -> list[tuple[KeyPath, str]]:
+    """The same for what that trainer would only warn of: keys of a sound section that nothing will read.
+    Asks `warnings` of trainer/config.py; a trainer without it warns of nothing."""
+    return _asked("warnings", section, root)
+
+
+def _asked(question: str, section: dict[str, Any], root: Path | None) -> list[tuple[KeyPath, str]]:
+    answer = getattr(_project_config(root), question, None) if root is not None else None
+    if not callable(answer):
         return []
     try:
-        problems = check(section)
+        problems = answer(section)
     except (Exception, SystemExit):
         return []
     if not isinstance(problems, list) or not all(isinstance(each, str) for each in problems):
@@ -53,7 +63,7 @@ def _steps(path: str) -> KeyPath:
     return tuple(int(each["index"]) if each["index"] else each["key"] for each in steps)
 
 
-def _project_check(project_root: Path) -> Any:
+def _project_config(project_root: Path) -> Any:
     source = project_root / "trainer" / "config.py"
     if not source.is_file():
         return None
@@ -68,4 +78,4 @@ def _project_check(project_root: Path) -> Any:
     finally:
         sys.path.remove(str(project_root))
     same = Path(module.__file__ or "").resolve() == source.resolve()
-    return getattr(module, "check", None) if same else None
+    return module if same else None

@@ -9,6 +9,7 @@ from typing import Any
 
 from dflashctl.config import ResolvedRecipe, fill
 from dflashctl.config.hosts import Host, own_workdir
+from dflashctl.config.resolve import warnings as recipe_warnings
 from dflashctl.errors import Locked, NotFound, UsageError
 from dflashctl.gpus.idle import Gpu
 from dflashctl.render.secrets import sounding
@@ -113,7 +114,8 @@ def plan_launch(
         allow_busy,
         script_warnings(recipe.script, info)
         + release_warnings(recipe.name, release, info, here)
-        + secret_warnings({**host.env, **recipe.launch.env}),
+        + secret_warnings({**host.env, **recipe.launch.env})
+        + recipe_warnings(recipe),
         make_cwd=own_workdir(host),
     )
 

@@ -10,7 +10,7 @@ import yaml
 
 from dflashctl.config.hosts import HostsFile
 from dflashctl.config.recipe import Recipe
-from dflashctl.config.resolve import find_recipes, read_recipe, resolve
+from dflashctl.config.resolve import find_recipes, read_recipe, resolve, warnings
 from dflashctl.errors import DflashError
 
 
@@ -62,6 +62,7 @@ class Shown:
     document: dict[str, Any]
     tag: str | None
     variant: str | None
+    warnings: tuple[str, ...] = ()  # keys that nothing will read
 
     @property
     def text(self) -> str:
@@ -72,7 +73,12 @@ class Shown:
         return f"variant {self.variant} applied" if self.variant else f"no variant is named {self.tag}"
 
     def payload(self) -> dict[str, Any]:
-        return {"tag": self.tag, "variant": self.variant, "recipe": self.document}
+        return {
+            "tag": self.tag,
+            "variant": self.variant,
+            "recipe": self.document,
+            "warnings": list(self.warnings),
+        }
 
 
 def shown(recipe: Recipe, tag: str | None) -> Shown:
@@ -80,4 +86,4 @@ def shown(recipe: Recipe, tag: str | None) -> Shown:
     if tag is None:
         return Shown(recipe.model_dump(mode="json", exclude_none=True), None, None)
     resolved = resolve(recipe, tag)
-    return Shown(resolved.document(), tag, resolved.variant)
+    return Shown(resolved.document(), tag, resolved.variant, warnings(resolved))

@@ -89,3 +89,24 @@ def test_a_good_one_with_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
     assert recipe_file.read(path).config().drafter.mask_token_id == 1
+
+
+def test_a_key_that_nothing_reads_is_told_at_its_place(tmp_path: Path) -> None:
+    """Refused, or said where it may be meant for another topology or another evaluation."""
+    momentum = GOOD + "  optimizer:\n    lr: 0.1\n    momentum: 0.9\n"
+    assert refusal(tmp_path, momentum) == (
+        "recipe.yaml:8:5: train.optimizer.momentum: counts only with algorithm: muon in optimizer.groups; "
+        "here no group has it, so nothing reads it: leave it out, or say 0.95, its default\n"
+        "next: mend these keys of the recipe"
+    )
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        GOOD
+        + "  policy: {mode: inductor, tls: none}\n  evaluate: {prompts: 0, every_steps: null, every_s: 9}\n"
+    )
+    assert recipe_file.read(path).config().policy.mode == "inductor"
+    mode, every = recipe_file.read(path).warnings()  # a default, and null, want nothing
+    assert mode.startswith(f"{path}:6:12: train.policy.mode: counts only with topology: threads | auto; here")
+    assert every.startswith(f"{path}:7:45: train.evaluate.every_s: counts only with evaluate.prompts above 0")
+    path.write_text(path.read_text() + "  topology: threads\n")
+    assert len(recipe_file.read(path).warnings()) == 1

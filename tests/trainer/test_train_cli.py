@@ -99,6 +99,23 @@ def test_a_step_that_is_kept_as_the_best_is_not_saved_again_one_later(
     assert names == ["step-0000007", "step-0000006", "step-0000003"]
 
 
+def test_a_run_begins_by_saying_what_nothing_will_read(
+    saved_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"train:\n  target: {{path: {saved_target}}}\n  drafter: {{mask_token_id: 1}}\n  device: cpu\n"
+        "  layout:\n    queue: 4\n"
+    )
+    monkeypatch.setenv("DFLASH_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr("trainer.cli.launch", lambda *_: None)
+    done = CliRunner().invoke(app, ["train", str(recipe)])
+    assert done.exit_code == 0, done.output
+    said = f"{recipe}:6:5: train.layout.queue: counts only with topology: split | threads | auto; here"
+    assert done.stderr.startswith(f"WARNING: {said}")
+    assert said in (tmp_path / "run" / "events.jsonl").read_text()
+
+
 @pytest.mark.parametrize("words", [["train"], ["plan"], ["prepare", "--target", "."]])
 def test_ctrl_c_is_no_failure(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:

@@ -94,8 +94,14 @@ def test_defaults_and_derived_values() -> None:
         ),
         (with_keys(token_budget=128), "train.token_budget: 128 is less than one row (data.row_tokens 256)"),
         (with_keys(micro_rows=3), "train.micro_rows: 3 does not divide the batch of 8 rows"),
-        (with_keys(drafter__taps=[1], drafter__tap_count=1), "train.drafter.tap_count: drafter.taps already"),
-        (with_keys(drafter__sliding_window=64), "train.drafter.sliding_window: no layer slides"),
+        (
+            with_keys(drafter__taps=[1], drafter__tap_count=1),
+            "train.drafter.tap_count: counts only with drafter.taps left out",
+        ),
+        (
+            with_keys(drafter__sliding_window=64),
+            "train.drafter.sliding_window: counts only with sliding_attention",
+        ),
         (
             with_keys(
                 drafter__layers=2,
@@ -118,16 +124,25 @@ def test_defaults_and_derived_values() -> None:
             with_keys(drafter__layer_types=["full_attention"]),
             "train.drafter.layer_types: 1 names for 5 layers",
         ),
-        (with_keys(drafter__init_layers=[1] * 5), "train.drafter.init_layers: only with init: target"),
-        (with_keys(data__store="rows"), "train.data.store: only with source: store"),
+        (
+            with_keys(drafter__init_layers=[1] * 5),
+            "train.drafter.init_layers: counts only with drafter.init: target",
+        ),
+        (
+            with_keys(data__store="rows"),
+            "train.data.store: counts only with data.source: store; here data.source is stdlib",
+        ),
         (
             with_keys(objective__weighting="dpace", objective__gamma=4.0),
-            "train.objective.gamma: only with weighting: decay",
+            "train.objective.gamma: counts only with objective.weighting: decay",
         ),
-        (with_keys(objective__dpace_alpha=0.3), "train.objective.dpace_alpha: only with weighting: dpace"),
+        (
+            with_keys(objective__dpace_alpha=0.3),
+            "train.objective.dpace_alpha: counts only with objective.weighting: dpace",
+        ),
         (
             with_keys(schedule__constant_share=0.8),
-            "train.schedule.constant_share: only with kind: constant_linear",
+            "train.schedule.constant_share: counts only with schedule.kind: constant_linear",
         ),
         (
             with_keys(drafter__init="target", drafter__init_layers=[1]),

@@ -242,8 +242,7 @@ def test_packed_text_online_states_micro_batches_and_replays(tmp_path: Path, sav
     """Rows of several documents, the target read anew at each step: the big runs' way, in small."""
     content = recipe(
         saved_target,
-        data__continuations=False,
-        data__states="online",
+        data={"rows": 12, "row_tokens": 24, "continuations": False, "states": "online"},
         micro_rows=2,
         objective__replays=2,
         objective__labels="kl",
@@ -306,10 +305,14 @@ def test_a_target_of_nan_ends_the_run(tmp_path: Path, saved_target: Path, states
     broken_target(saved_target)
     content = recipe(
         saved_target,
-        data__continuations=False,
-        data__states=states,
+        data={
+            "rows": 12,
+            "row_tokens": 24,
+            "continuations": False,
+            "states": states,
+            "max_bad_rows": 3,
+        },
         evaluate__prompts=0,
-        data__max_bad_rows=3,
     )
     with pytest.raises(DataError, match=r"rows (had|have) non-finite hidden states \(row"):
         in_process(tmp_path, content)

@@ -6,11 +6,12 @@ Run: python -m pytest tests/unit/test_config_train_section.py
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dflashctl.config.resolve import read_recipe
+from dflashctl.config.resolve import read_recipe, resolve, warnings
 from dflashctl.config.train_section import check_train
 from dflashctl.errors import UsageError
 
@@ -102,3 +103,65 @@ def test_the_projects_trainer_names_the_key_and_the_recipe_its_line(tmp_path: Pa
         read_recipe(path)
     assert caught.value.where.endswith(f"demo.yaml:{len(path.read_text().splitlines())}:33")
     assert "train.optimizer.groups[1].lr: unknown key" in caught.value.what
+
+
+BASE = """
+train:
+  target: {path: x}
+  drafter: {mask_token_id: 1}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "trainer").symlink_to(PROJECT / "trainer")
+
+    def written(train: str) -> Path:
+        path = tmp_path / "recipes" / "demo.yaml"
+        path.write_text(DEMO.partition("\ntrain:")[0] + BASE + train)
+        return path
+
+    return written
+
+
+def line_of(path: Path, word: str) -> int:
+    return next(n for n, line in enumerate(path.read_text().splitlines(), 1) if word in line)
+
+
+def test_a_key_that_a_variant_makes_idle_is_refused_where_it_stands(write: Callable[[str], Path]) -> None:
+    path = write(
+        "  data: {rows: 9}\nvariants:\n  other: {train: {seed: 3}}\n"
+        "  real: {train: {data: {source: store, store: s, continuations: false, states: online}}}\n"
+    )
+    with pytest.raises(UsageError) as caught:
+        read_recipe(path)
+    assert caught.value.where.endswith(f"demo.yaml:{line_of(path, 'rows')}:10")
+    assert caught.value.what.startswith("train.data.rows: counts only with data.source: stdlib; here ")
+    assert caught.value.what.endswith(" (with variant real)")
+
+
+def test_what_the_recipe_itself_gets_wrong_is_not_told_again_for_every_variant(
+    write: Callable[[str], Path],
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_recipe(
+            write("  optimizer: {momentum: 0.5}\nvariants:\n  a: {train: {seed: 3}}\n  b: {train: {}}\n")
+        )
+    assert caught.value.what.count("momentum") == 1
+
+
+def test_keys_of_another_topology_are_warned_of_for_the_tag(write: Callable[[str], Path]) -> None:
+    """A recipe may keep them for its variants, so they are no mistake."""
+    path = write(
+        "  topology: threads\n  layout: {queue: 3}\nvariants:\n"
+        "  together: {train: {topology: colocated, policy: {mode: inductor}}}\n"
+    )
+    recipe = read_recipe(path)
+    assert warnings(resolve(recipe, "plain")) == ()
+    mode, queue = warnings(resolve(recipe, "together"))
+    at = f"{path}:{line_of(path, 'together')}"
+    assert mode.startswith(
+        f"{at}:52: variants.together.train.policy.mode: counts only with topology: threads"
+    )
+    assert queue.startswith(f"{path}:{line_of(path, 'queue')}:12: train.layout.queue: counts only with ")

@@ -31,8 +31,8 @@ LAYERS = {
         "start __main__",
     ),
     "trainer": (
-        "errors words failures schema config config_rules recipe_file needs machine shortage writing guard"
-        " culprits",
+        "errors words failures schema config config_rules unread_keys recipe_file needs machine shortage"
+        " writing guard culprits",
         "process",
         "model",
         "compile_policy",

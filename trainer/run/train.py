@@ -73,9 +73,6 @@ def run(
         ranks, lambda: choose(config, files, say, resume_from, allow_changes), "a checkpoint to be chosen"
     )
     parts = assemble(config, say, part_of(ranks.rank if ranks else None, config))
-    if config.topology != "threads" and config.policy != type(config.policy)():
-        say(f"policy is for topology threads; topology {config.topology} runs eagerly")
-        files.note("train.policy is not used")
     trained = sum(parameter.numel() for parameter in parts.drafter.parameters())
     share, why = share_of(config, trained, parts.target.device, ranks)
     if ranks is not None and first:

@@ -116,7 +116,10 @@ def test_stores_that_do_not_fit_are_refused(tmp_path: Path, saved_target: Path) 
         ({"store": None}, "train.data.store: needed, the folder that prepare printed"),
         ({"continuations": True}, "train.data.continuations: a store's rows are read as they are"),
         ({"states": "cached"}, "train.data.states: a store's rows change with every epoch"),
-        ({"source": "stdlib"}, "train.data.store: only with source: store"),
+        (
+            {"source": "stdlib"},
+            "train.data.store: counts only with data.source: store; here data.source is stdlib",
+        ),
         ({"long": "cut"}, "train.data.long: 'cut' is not one of split, refuse"),
     ],
 )
