@@ -23,6 +23,7 @@ from dflashctl.runs.durations import parse_duration
 from dflashctl.runs.ending import end_words, failed
 from dflashctl.runs.here import Here
 from dflashctl.runs.launch import LaunchPlan, check_before, collect_secrets, plan_launch
+from dflashctl.runs.recipes import shown
 
 RELEASE = "7f3a91c2" + "0" * 56
 HOST = Host(
@@ -178,6 +179,25 @@ def test_a_release_that_was_deployed_for_another_recipe_is_said() -> None:
     # Recipes with the same files share a release: the deploy that was hinted at had nothing to do.
     assert plan(inside=other, here=RELEASE).warnings == ()
     assert len(plan(inside=other, here="0" * 64).warnings) == 1
+
+
+def test_a_key_that_nothing_reads_is_warned_of_where_the_tag_makes_it_so(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "trainer").symlink_to(Path(__file__).parents[2] / "trainer")
+    path = tmp_path / "recipes" / "warm.yaml"
+    path.write_text(
+        "version: 1\nname: warm\ndeploy: {include: [trainer/**]}\n"
+        'launch: {command: [python, -m, trainer, train, "{recipe_file}"]}\n'
+        "train:\n  target: {path: x}\n  drafter: {mask_token_id: 1}\n  topology: threads\n"
+        "  policy: {start: sequential}\nvariants:\n  together: {train: {topology: colocated}}\n"
+    )
+    found = read_recipe(path)
+    assert plan(resolve(found, "warm")).warnings == () == shown(found, "warm").warnings
+    (said,) = plan(resolve(found, "together")).warnings
+    assert said.startswith(
+        f"{path}:9:12: train.policy.start: counts only with topology: threads | auto; here"
+    )
+    assert shown(found, "together").payload()["warnings"] == [said]
 
 
 def test_a_value_in_env_whose_name_sounds_secret_is_warned_of_by_name_alone() -> None:
