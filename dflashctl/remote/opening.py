@@ -4,7 +4,9 @@ words."""
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import shlex
 import socket
 import time
 from typing import Any
@@ -67,9 +69,18 @@ def _place(hop: Hop, target: Target) -> str:
 
 
 def _socket(hop: Hop, target: Target) -> Any:
-    if hop.connection.gateway:
+    gateway = hop.connection.gateway
+    if isinstance(gateway, str):
+        return ThroughHop(paramiko.ProxyCommand(_by_the_shell(gateway)))
+    if gateway:
         return ThroughHop(hop.connection.open_gateway())
     return dial(*hop.address, target.connect_timeout_s)
+
+
+def _by_the_shell(command: str) -> str:
+    """As OpenSSH runs a ProxyCommand: with the words, variables and redirections of the person's shell.
+    paramiko alone would take `~/bin/relay`, `$HOST` or `2>/dev/null` as they are."""
+    return shlex.join([os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"])
 
 
 class ThroughHop:

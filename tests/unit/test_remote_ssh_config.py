@@ -266,7 +266,11 @@ def test_a_jump_host_that_goes_away_is_a_lost_connection(way: tuple[Box, Server,
         connection.close()
 
 
-def test_a_proxy_command_is_honoured(home: Path, box: Box) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["PYTHON RELAY %h %p", "PYTHON RELAY %h %p 2>/dev/null", 'PYTHON "$HOME/relay.py" %h "%p"'],
+)
+def test_a_proxy_command_is_run_as_openssh_does(command: str, home: Path, box: Box) -> None:
     relay = (
         "import os,socket,sys,threading;"
         "s=socket.create_connection((sys.argv[1],int(sys.argv[2])));"
@@ -274,13 +278,14 @@ def test_a_proxy_command_is_honoured(home: Path, box: Box) -> None:
         "threading.Thread(target=back,daemon=True).start();"
         "[s.sendall(d) for d in iter(lambda:os.read(0,65536),b'')]"
     )
-    script = box.root / "relay.py"
+    script = home / "relay.py"
     script.write_text(relay)
+    command = command.replace("PYTHON", sys.executable).replace("RELAY", str(script))
     write(
         home,
         f"Host box\n HostName 127.0.0.1\n Port {box.port}\n User root\n"
         f" IdentityFile {box.root}/id_ed25519\n UserKnownHostsFile {box.known_hosts}\n"
-        f" ProxyCommand {sys.executable} {script} %h %p\n",
+        f" ProxyCommand {command}\n",
     )
     connection = SshConnection(Target(label="l", host="box"))
     try:
