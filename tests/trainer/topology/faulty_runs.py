@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from forked_runs import Run
 from small_disk import on_small_disk
 
 from trainer.checkpoint.files import listed
@@ -83,9 +84,12 @@ def section(target: Path, layout: Layout, steps: int) -> dict[str, Any]:
 
 
 def start(
-    folder: Path, content: dict[str, Any], *options: str, fault: str | None = None
-) -> subprocess.Popen[str]:
-    """fault: of "disk", the run's folder is on a small one: what was there at its end is in FOLDER.after."""
+    folder: Path, content: dict[str, Any], *options: str, fault: str | None = None, forked: bool = False
+) -> subprocess.Popen[str] | Run:
+    """Args:
+    fault: of "disk", the run's folder is on a small one: what was there at its end is in FOLDER.after.
+    forked: not started as a person does, in a third of the time. For what comes after the start.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     recipe = folder.parent / f"{folder.name}-{len(list(folder.parent.glob('*.yaml')))}.yaml"
     recipe.write_text(yaml.safe_dump({"version": 1, "name": "tiny", "train": content}))
@@ -98,7 +102,10 @@ def start(
         }
         if content.get("topology") == "split":
             env["DFLASH_TEST_DRAFTERS"] = str(content["layout"]["drafters"])
-    command = [sys.executable, "-m", "trainer", "train", str(recipe), *options]
+    words = ["train", str(recipe), *options]
+    if forked:
+        return Run(words, env, folder.with_name(f"{recipe.stem}.log"))
+    command = [sys.executable, "-m", "trainer", *words]
     return subprocess.Popen(
         on_small_disk(folder, SMALL_DISK, command) if "disk:" in (fault or "") else command,
         env=env,
@@ -126,7 +133,7 @@ def step_of(folder: Path) -> int | None:
     return None
 
 
-def wait_for_step(folder: Path, process: subprocess.Popen[str]) -> None:
+def wait_for_step(folder: Path, process: subprocess.Popen[str] | Run) -> None:
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         if (folder / "metrics.jsonl").exists() and losses(folder):
@@ -136,17 +143,20 @@ def wait_for_step(folder: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError("no step")
 
 
-def failed_run(target: Path, folder: Path, fault: str, layout: Layout) -> dict[str, float | str]:
+def failed_run(
+    target: Path, folder: Path, fault: str, layout: Layout, forked: bool = False
+) -> dict[str, float | str]:
     """A run with that fault ends soon, with its cause, a status, and no process left. What to record.
 
     Args:
         fault: "kind:rank or thread:step", then others, which are not the cause.
+        forked: see `start`.
     """
     kind, who, step = fault.partition(",")[0].split(":")
     content = section(target, layout, int(step) + 2 if kind == "disk" else 500)
     if "slow:" in fault:
         content["checkpoint"] = {"every_steps": 2}
-    process = start(folder, content, fault=fault)
+    process = start(folder, content, fault=fault, forked=forked)
     text, _ = process.communicate(timeout=LIMIT_S)
     took = time.monotonic() - float((folder.parent / "fault-at").read_text())
     if kind == "disk":

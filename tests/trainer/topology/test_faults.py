@@ -1,4 +1,4 @@
-"""Runs that are ended with their first cause by any fault, in every topology.
+"""Runs that are ended with their first cause by any fault, in every topology; forked, but for the campaigns.
 
 The campaigns: python -m pytest -m soak tests/trainer/topology/test_faults.py --junitxml=FILE
 writes, for each fault, the seconds from it to the run's exit.
@@ -37,11 +37,12 @@ IN_A_THREAD = ["raise", "hang", "stuck", "nan", "kill", "exit-0"]
     ],
 )
 def test_a_fault_ends_the_run_with_its_cause(fault: str, saved_target: Path, tmp_path: Path) -> None:
-    failed_run(saved_target, tmp_path / "run", fault, colocated(2))
+    on_a_disk_of_its_own = fault.startswith("disk")  # which the command line is started on
+    failed_run(saved_target, tmp_path / "run", fault, colocated(2), forked=not on_a_disk_of_its_own)
 
 
 def test_the_target_that_makes_bad_states_is_named(saved_target: Path, tmp_path: Path) -> None:
-    failed_run(saved_target, tmp_path / "run", "nan:2:2", Layout("split", 2, 1))
+    failed_run(saved_target, tmp_path / "run", "nan:2:2", Layout("split", 2, 1), forked=True)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_the_target_that_makes_bad_states_is_named(saved_target: Path, tmp_path:
     ],
 )
 def test_a_run_of_one_process_ends_with_its_cause(fault: str, saved_target: Path, tmp_path: Path) -> None:
-    failed_run(saved_target, tmp_path / "run", fault, colocated(1))
+    failed_run(saved_target, tmp_path / "run", fault, colocated(1), forked=True)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_run_of_one_process_ends_with_its_cause(fault: str, saved_target: Path
 def test_a_fault_in_a_thread_ends_the_run_with_its_cause(
     fault: str, saved_target: Path, tmp_path: Path
 ) -> None:
-    failed_run(saved_target, tmp_path / "run", fault, THREADS)
+    failed_run(saved_target, tmp_path / "run", fault, THREADS, forked=True)
 
 
 @pytest.mark.soak

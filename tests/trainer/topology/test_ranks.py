@@ -59,7 +59,7 @@ def test_a_signal_to_the_launcher(
     no rank outlives the launcher.
     """
     folder = tmp_path / "run"
-    process = start(folder, section(saved_target, colocated(ranks), 100_000))
+    process = start(folder, section(saved_target, colocated(ranks), 100_000), forked=True)
     wait_for_step(folder, process)
     assert len(alive(folder)) == ranks
     for pid in alive(folder) if to_all else []:
@@ -100,7 +100,7 @@ def test_ranks_that_have_nowhere_to_meet_are_told_so(saved_target: Path, tmp_pat
 def test_split_trains_as_one_process_does(saved_target: Path, tmp_path: Path) -> None:
     run(configs.load(section(saved_target, colocated(1), 5)), RunFiles(tmp_path / "alone"), lambda text: None)
     folder = tmp_path / "split"
-    process = start(folder, section(saved_target, Layout("split", 2, 2), 5))
+    process = start(folder, section(saved_target, Layout("split", 2, 2), 5), forked=True)
     text, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, text
     assert "split: 2 target, 2 drafter" in text
