@@ -132,7 +132,10 @@ def test_every_refusal_comes_without_torch(refused: dict[str, tuple[int, str, bo
     ("name", "text"),
     [
         ("eval: no folder", "/nowhere/config.json: no drafter there"),
-        ("eval: no checkpoint", "block_size is said 0 times"),
+        (
+            "eval: no checkpoint",
+            "no block_size, so not the configuration of a drafter\nnext: name a drafter's folder",
+        ),
         ("eval: no target", "no target (config.json) at /nowhere"),
         ("eval: another target", "this drafter was made for another target"),
         ("eval: no weights", "cannot read the weights"),

@@ -85,6 +85,8 @@ class Journal:
     def _begin(self, settings: dict[str, Any], window: int) -> None:
         self._file.seek(0)
         head = _whole(self._file.readline())
+        if head is not None and head.get("settings") != settings and _whole(self._file.readline()) is None:
+            head = None  # no row is there that other settings made
         if head is None:
             self._file.truncate(0)
             self._write({"settings": settings})

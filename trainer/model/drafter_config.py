@@ -157,6 +157,12 @@ def from_json(data: Any, where: str = "config.json") -> DrafterConfig:
     block_sizes = {
         each("block_size", 2) for each in (number, inner) if each.data.get("block_size") is not None
     }
+    if not block_sizes:
+        raise ConfigError(
+            "no block_size, so not the configuration of a drafter",
+            where=where,
+            next="name a drafter's folder, such as a step-* of checkpoints/; a target's is for --target",
+        )
     if len(block_sizes) != 1:
         raise ConfigError(f"block_size is said {len(block_sizes)} times: {sorted(block_sizes)}", where=where)
     (block_size,) = block_sizes

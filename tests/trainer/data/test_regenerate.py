@@ -347,6 +347,19 @@ def test_work_goes_on_only_under_the_same_settings(tmp_path: Path) -> None:
         assert journal.counts.rows == journal.counts.success == 1
 
 
+def test_a_try_that_wrote_no_row_binds_nobody_to_its_settings(tmp_path: Path) -> None:
+    """Such as one with the address of a server that is not there."""
+    for seed, cut in ((1, b""), (2, b'{"number": 1, "sta'), (3, b"")):
+        with Journal(tmp_path / "out.jsonl", {"seed": seed}, 1) as journal:
+            assert journal.counts.rows == 0
+        with (tmp_path / "out.jsonl.partial").open("ab") as file:
+            file.write(cut)
+    with Journal(tmp_path / "out.jsonl", {"seed": 4}, 1) as journal:
+        journal.add(RowResult(1, "success", {"messages": []}))
+    with pytest.raises(ConfigError, match="was begun with other settings"):
+        Journal(tmp_path / "out.jsonl", {"seed": 5}, 1)
+
+
 def test_rows_that_cannot_be_asked_are_skipped_with_the_reason() -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
     for row, reason in (
