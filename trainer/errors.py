@@ -35,10 +35,18 @@ class DataError(TrainerError):
     """The data cannot be used as it is."""
 
 
+class OutOfMemory(TrainerError):
+    """A GPU or the host has no room for what the recipe asks of it."""
+
+
 class Refused(TrainerError):
     """The start-up self-check found that the run cannot go well: nothing was trained."""
 
     exit_code = 4
+
+
+class DoesNotFit(Refused, OutOfMemory):
+    """So much memory as a step takes is not there: found before the first one."""
 
 
 class Stopped(TrainerError):

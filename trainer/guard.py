@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from trainer import failures, needs
-from trainer.errors import ConfigError, Stopped, TrainerError
+from trainer.errors import ConfigError, OutOfMemory, Stopped, TrainerError
 from trainer.failures import KnownFailure
 from trainer.machine import prepare_environment
 from trainer.writing import of_the_disk
@@ -41,6 +41,7 @@ def guarded(
         known = known_of(error)
         told = error if isinstance(error, TrainerError) else of_the_disk(error) or _of_a_package(error)
         said = f"error: {told}" if told else traceback.format_exc().rstrip()
+        known = () if isinstance(told, OutOfMemory) else known  # that says itself what helps
         say("\n".join([said, failures.words(known)] if known else [said]))
         return told.exit_code if told else 1
     return 0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
+from trainer.shortage import is_shortage
 
 Model = TypeVar("Model")
 
@@ -38,9 +39,9 @@ def told_by_transformers(what: str, where: Path, next: str) -> Iterator[None]:
     )
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except reasons as error:
+        if is_shortage(error):
+            raise
         # A configuration that contradicts itself names only its validator; the reason is the cause.
         told = error.__cause__ if isinstance(error, StrictDataclassError) else error
         first = str(told or error).strip().split("\n")[0]

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from trainer.checkpoint import files as checkpoint
-from trainer.errors import Refused
+from trainer.errors import DoesNotFit, Refused
 from trainer.machine import available_memory
+from trainer.shortage import is_shortage, sizes
 from trainer.training.optim import DrafterOptimizer, trained_bytes
 from trainer.words import plural
 
@@ -74,18 +75,15 @@ def worst_case(shape: str) -> Iterator[None]:
     Args:
         shape: of the step, for the message.
     Raises:
-        Refused: out of memory.
+        DoesNotFit.
     """
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        # torch's CPU allocator has no exception of its own.
-        known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        if not known and "can't allocate memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_shortage(error):
             raise
-        first = str(error).strip().split("\n")[0]
-        raise Refused(
-            f"one step of {shape} does not fit: {first}",
+        raise DoesNotFit(
+            f"one step of {shape} does not fit: {sizes(error)}",
             where="memory",
             next="lower train.micro_rows or objective.anchors_per_pass: the step stays what it is",
         ) from error

@@ -24,7 +24,7 @@ PROJECT = Path(__file__).parents[3]
 FAULTS = Path(__file__).parent / "faults"
 LIMIT_S = 240  # for a whole run on a busy machine
 CAUSES = {
-    "raise": "RuntimeError: CUDA out of memory",
+    "raise": "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB.",
     "thread": "RuntimeError: CUDA out of memory",
     "kill": "ended by SIGKILL",
     "exit-0": "left with exit status 0 before the run was complete",
@@ -173,6 +173,10 @@ def failed_run(
     in_thread = kind == "thread" or not who.isdigit()
     assert in_thread or kind in ("disk", "nan") or cause["step"] == int(step), cause
     if kind == "raise":
+        # One message, of whose memory and what to lower; where it was asked for is in the root cause.
+        assert cause["error"].startswith(f"OutOfMemory: {_short(who, layout)}training, step "), cause
+        assert "lower train." in cause["error"] and "known failure" not in text
+        assert "Traceback" not in text and "sitecustomize.py" in cause["where"], (cause, text)
         assert [known["name"] for known in cause["known"]] == ["cuda-oom"]
         assert who.isdigit() or f"in thread {who}" in cause["traceback"]
     if "no heartbeat" in cause["error"]:
@@ -192,6 +196,18 @@ def failed_run(
         allowed += WAIT_S
     assert took <= allowed, (took, text)
     return {"fault": fault, "layout": str(layout), "seconds": round(took, 2)}
+
+
+def _short(who: str, layout: Layout) -> str:
+    """Who it is that memory is short for."""
+    if not who.isdigit():
+        return f"thread {who}, "
+    if layout.alone:
+        return ""
+    role = ""
+    if layout.topology == "split":
+        role = " (drafter)" if int(who) < layout.drafters else " (target)"
+    return f"rank {who}{role}, "
 
 
 def expected_status(kind: str, layout: Layout) -> int:

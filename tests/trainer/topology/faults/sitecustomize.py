@@ -126,9 +126,9 @@ def fail_in(thread: str, kind: str) -> None:
 
 def sabotage(faults: dict[int, list[tuple[str, str]]]) -> None:
     """faults: step -> kinds, and in whom."""
-    from trainer.run import runfiles
+    from trainer.process import pace, runfiles
 
-    runfiles.DEADLINE_S["training"] = 4.0
+    pace.DEADLINE_S["training"] = 4.0
     stepped = runfiles.RunFiles.stepped
 
     def then_fail(self: runfiles.RunFiles, number: int) -> None:
