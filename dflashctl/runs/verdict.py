@@ -96,7 +96,8 @@ def _how(ending: Ending, facts: RunFacts) -> tuple[State, str]:
         return "failed", f"it could not be started: {ending.why or 'no reason was recorded'}"
     if ending.cause == "killed":
         by = f" by {ending.killed_by}" if ending.killed_by else ""
-        reason = f" ({ending.reason})" if ending.reason else ""
+        # A person's words are all told: of a program's message the first line is.
+        reason = f" ({' '.join(ending.reason.split())})" if ending.reason else ""
         return "killed", f"killed{by}{reason}"
     if ending.oom:
         return "failed", "ended by the out-of-memory killer"

@@ -61,6 +61,9 @@ CASE("a traceback that nobody knows is shown", ending=Ending("exited", 1),
 CASE("killed by us, by whom and why", ending=Ending("killed", None, 15, killed_by="ann@laptop",
      reason="wrong lr"),
      state="killed", says=["killed by ann@laptop (wrong lr)"])
+CASE("a reason of several lines is told whole", ending=Ending("killed", None, 15, killed_by="ann@laptop",
+     reason="wrong lr:\n3e-2"),
+     state="killed", says=["killed by ann@laptop (wrong lr: 3e-2)"])
 CASE("a kill of ours that ended with code 0 is still a kill", ending=Ending("killed", 0,
      killed_by="ann@laptop"),
      state="killed")
