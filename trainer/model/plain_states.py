@@ -55,3 +55,14 @@ def plain_states(target: Target, tokens: Tensor, positions: Tensor) -> tuple[Ten
         decoder._output_capturing_hooks_installed = False
     found: tuple[Tensor, ...] = output.hidden_states
     return found
+
+
+@torch.no_grad()
+def head_off(target: Target) -> float:
+    """Relative distance of the target's own logits from its head's product with its last hidden states, which
+    drafters, and whoever serves them, take for its choice.
+    """
+    tokens = 7919 * torch.arange(1, 9, device=target.device)[None] % target.vocabulary
+    states = target.run(tokens, torch.arange(8, device=target.device)[None], full=True)
+    assert states.final is not None
+    return far(target.logits(states.final), target.model(input_ids=tokens, use_cache=False).logits)

@@ -24,6 +24,7 @@ from trainer.model.architectures import (
     pretrained,
     told_by_transformers,
 )
+from trainer.model.plain_states import NEAR, head_off
 from trainer.model.prefill import Prefill
 from trainer.model.taps import check_taps
 from trainer.model.within import dense_within, first_seen
@@ -253,8 +254,8 @@ def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: tor
     """Load the model in `path` (config.json and safetensors), frozen.
 
     Raises:
-        ConfigError: it cannot be loaded, or its files do not hold all its weights in the shapes of its
-            config.json.
+        ConfigError: it cannot be loaded, its files do not hold all its weights in the shapes of its
+            config.json, or its logits are not its head's.
     """
     with told_by_transformers(
         "transformers cannot load the target",
@@ -278,4 +279,12 @@ def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: tor
             where=str(path),
             next="the target's config.json and its weights do not belong together",
         )
-    return Target(model.to(device), taps)
+    target = Target(model.to(device), taps)
+    if (off := head_off(target)) > NEAR:  # whatever key of its config.json bends them
+        raise ConfigError(
+            f"the target's logits are {off:.0%} off what its head makes of its last hidden states: drafters "
+            "use embedding and head as they are",
+            where=str(path),
+            next="give a target that neither scales nor caps its logits",
+        )
+    return target

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_cases import DIMENSIONS
 from tokenizers import Tokenizer, models
 from transformers import (
@@ -21,6 +22,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     Qwen3Config,
+    RecurrentGemmaConfig,
 )
 
 from trainer import config as configs
@@ -30,7 +32,7 @@ from trainer.errors import ConfigError, TrainerError
 from trainer.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.pair import drafter_config
-from trainer.model.target import Target
+from trainer.model.target import Target, load_target
 from trainer.model.target_files import read_config
 from trainer.model.target_identity import identify
 from trainer.run.setup import assemble
@@ -179,6 +181,17 @@ def test_a_target_that_bends_its_embedding_or_logits(config: Any, key: str) -> N
     assert key in refusal(lambda: Target(model, (0, 2)))
     plain = AutoModelForCausalLM.from_config(GraniteConfig(**DIMENSIONS))
     assert Target(plain, (0, 2)).layer_count == 4
+
+
+def test_a_target_that_caps_its_logits_by_a_key_that_is_not_known_here(tmp_path: Path) -> None:
+    """Its speculative text would have been another model's: it was trained for, and decoded, uncapped."""
+    sizes = {**DIMENSIONS, "num_key_value_heads": 1, "lru_width": 16, "attention_window_size": 32}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(RecurrentGemmaConfig(**sizes, head_dim=8))
+    model.get_output_embeddings().weight.data *= 30  # random logits are too small for a cap to tell
+    model.save_pretrained(tmp_path)
+    text = refusal(lambda: load_target(tmp_path, (0, 2), torch.float32, torch.device("cpu")))
+    assert "logits are" in text and str(tmp_path) in text
 
 
 def test_a_drafter_of_another_target_of_equal_sizes_is_refused_before_weights_are_read(
