@@ -9,6 +9,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,7 @@ def become(words: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     code: Any = 1
     try:
         signal.set_wakeup_fd(-1)  # the parent's
+        threading.current_thread().name = "MainThread"  # whichever forked, it is that now
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # an exec, too, leaves what is ignored
                 signal.signal(number, signal.SIG_DFL)

@@ -31,7 +31,7 @@ def test_two_ranks_then_three_train_as_one_process_does(saved_target: Path, tmp_
     assert len(wanted) == 8
     folder = tmp_path / "ranks"
     for ranks, steps, options in ((2, 5, ()), (3, 8, ("--resume", str(folder), "--allow-changes"))):
-        process = start(folder, section(saved_target, colocated(ranks), steps), *options)
+        process = start(folder, section(saved_target, colocated(ranks), steps), *options, forked=ranks == 3)
         text, _ = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, text
         assert alive(folder) == []

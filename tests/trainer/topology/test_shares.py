@@ -58,7 +58,7 @@ def test_shared_ranks_train_save_and_resume_as_one_process_does(saved_target: Pa
             "checkpoint": {"every_steps": 2, "keep": 9}
         }
         content["layout"]["shard_optimizer"] = "on"
-        process = start(folder, content, *options)
+        process = start(folder, content, *options, forked=True)
         text, _ = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, text
         assert "optimizer: a share on every rank: the recipe says so" in text
@@ -84,7 +84,7 @@ def test_shared_ranks_train_save_and_resume_as_one_process_does(saved_target: Pa
 def test_shared_ranks_that_are_stopped_save_one_step(saved_target: Path, tmp_path: Path) -> None:
     folder, content = tmp_path / "ranks", section(saved_target, colocated(2), 400)
     content["layout"]["shard_optimizer"] = "on"
-    process = start(folder, content)
+    process = start(folder, content, forked=True)
     end = time.monotonic() + LIMIT_S
     while not (folder / "metrics.jsonl").exists() or len(losses(folder)) < 3:
         assert process.poll() is None and time.monotonic() < end
