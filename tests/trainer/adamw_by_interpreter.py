@@ -1,11 +1,6 @@
-"""AdamW's kernel by Triton's interpreter, which needs no GPU, beside torch's own update in float64.
-
-Prints one JSON object. Run with TRITON_INTERPRET=1 in the environment before Triton is first imported.
-"""
+"""AdamW's kernel by Triton's interpreter, which needs no GPU, beside torch's own update in float64."""
 
 from __future__ import annotations
-
-import json
 
 import torch
 from torch import nn
@@ -84,7 +79,3 @@ def sums() -> float:
         add_by_kernel(total, part, first=number == 0)
         assert total._version > version
     return float((total - (parts[0].float() + parts[1] + parts[2])).abs().max())
-
-
-if __name__ == "__main__":
-    print(json.dumps(run()))

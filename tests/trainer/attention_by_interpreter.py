@@ -1,12 +1,10 @@
 """The attention's Triton kernels by Triton's interpreter, which needs no GPU, beside float64 arithmetic.
 
-Prints one JSON list: for each case the largest errors of the output and of each gradient.
-Run with TRITON_INTERPRET=1 in the environment before Triton is first imported.
+For each case the largest errors of the output and of each gradient.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +65,7 @@ def reference(parts: list[Tensor], mask: Tensor, scale: float) -> Tensor:
     return torch.einsum("raqk,rkae->rqae", p, values)
 
 
-def run(case: Case) -> dict[str, object]:
+def compared(case: Case) -> dict[str, object]:
     spans.FORWARD, spans.QUERIES, spans.KEYS = case.tiles
     given = torch.tensor(case.anchors)
     begins = torch.zeros(len(case.starts), case.tokens, dtype=torch.int64)
@@ -96,5 +94,5 @@ def run(case: Case) -> dict[str, object]:
     return {"name": case.name, "dtype": str(case.dtype), "errors": errors}
 
 
-if __name__ == "__main__":
-    print(json.dumps([run(case) for case in CASES]))
+def run() -> list[dict[str, object]]:
+    return [compared(case) for case in CASES]

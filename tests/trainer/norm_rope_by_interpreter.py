@@ -1,12 +1,9 @@
 """The kernels of norm and RoPE by Triton's interpreter, which needs no GPU, beside float64 arithmetic.
 
-Prints one JSON list: for each case the largest errors of the output and of each gradient.
-Run with TRITON_INTERPRET=1 in the environment before Triton is first imported.
+For each case the largest errors of the output and of each gradient.
 """
 
 from __future__ import annotations
-
-import json
 
 import torch
 from torch import Tensor
@@ -23,7 +20,7 @@ def plain(x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Te
     return torch.cat((first * cos_a - second * sin_a, second * cos_b + first * sin_b), -1)
 
 
-def run(
+def compared(
     name: str, shape: tuple[int, ...], dtype: torch.dtype, programs: int, eps: float
 ) -> dict[str, object]:
     norm_rope.PROGRAMS = programs
@@ -48,11 +45,10 @@ def run(
     return {"name": name, "dtype": str(dtype), "errors": errors}
 
 
-if __name__ == "__main__":
-    cases = [
-        run("whole tiles", (2, 8, 4, 16), torch.float32, 2, 1e-6),
-        run("ragged", (1, 7, 3, 32), torch.float32, 100, 1e-6),
-        run("one program", (3, 5, 1, 16), torch.float32, 1, 1e-2),
-        run("half", (2, 9, 4, 16), torch.float16, 3, 1e-6),
+def run() -> list[dict[str, object]]:
+    return [
+        compared("whole tiles", (2, 8, 4, 16), torch.float32, 2, 1e-6),
+        compared("ragged", (1, 7, 3, 32), torch.float32, 100, 1e-6),
+        compared("one program", (3, 5, 1, 16), torch.float32, 1, 1e-2),
+        compared("half", (2, 9, 4, 16), torch.float16, 3, 1e-6),
     ]
-    print(json.dumps(cases))

@@ -29,19 +29,34 @@ def output_of(program: str, **env: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    ("program", "cases"), [("attention_by_interpreter.py", 15), ("norm_rope_by_interpreter.py", 4)]
-)
-def test_output_and_gradients_equal_float64(program: str, cases: int) -> None:
-    found = output_of(program, TRITON_INTERPRET="1")
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, Any]:
+    """What each kernel gave by Triton's interpreter."""
+    found: dict[str, Any] = output_of("kernels_by_interpreter.py", TRITON_INTERPRET="1")
+    return found
+
+
+@pytest.mark.parametrize(("kernels", "cases"), [("attention", 15), ("norm and RoPE", 4)])
+def test_output_and_gradients_equal_float64(kernels: str, cases: int, interpreted: dict[str, Any]) -> None:
+    found = interpreted[kernels]
     assert len(found) == cases
     for case in found:
         most = 3e-3 if case["dtype"] == "torch.float16" else 2e-6
         assert all(error <= most for error in case["errors"].values()), case
 
 
-def test_adamw_equals_torchs_and_keeps_the_twins() -> None:
-    found = output_of("adamw_by_interpreter.py", TRITON_INTERPRET="1")
+def test_the_losss_gradient_and_losses_equal_float64(interpreted: dict[str, Any]) -> None:
+    cases = interpreted["errors"]
+    assert len(cases) == 6
+    for each in cases:
+        narrow = each["dtype"] == "torch.bfloat16"
+        assert each["gradient"] <= (2**-8 if narrow else 2e-6), each
+        assert each["loss"] <= 2e-5 and each["right"], each
+        assert each["rights"][:4] == [True, True, True, True] and not each["rights"][5], each
+
+
+def test_adamw_equals_torchs_and_keeps_the_twins(interpreted: dict[str, Any]) -> None:
+    found = interpreted["adamw"]
     assert found["error"] < 5e-7 and found["stale"] == 0 and found["followed"]
     assert found["counts"] == [4.0] * 4  # one of five steps was bad
     assert found["sums"] == 0.0
