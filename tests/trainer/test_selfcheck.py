@@ -84,6 +84,14 @@ def test_what_is_right_passes(
     assert found.slots == len(batch.rows) * 9 * 3 and found.taps == 3 and found.tap_error < 1e-5
 
 
+@pytest.mark.parametrize("gamma", [0.01, 0.02, 0.5])
+def test_weights_of_a_small_gamma_are_right_to_the_digits_that_they_have(
+    make_drafter: Callable[..., Drafter], make_target: Callable[..., Target], gamma: float
+) -> None:
+    """exp(-100) has seven bits in float32: it was refused as a fault of the trainer."""
+    assert selfcheck.check(*parts(make_drafter, make_target, objective={"gamma": gamma})).slots
+
+
 def test_a_large_batch_is_sampled(
     make_drafter: Callable[..., Drafter],
     make_target: Callable[..., Target],
