@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,10 +71,12 @@ def ensure(suite: str, include: tuple[str, ...], *, shifted: bool) -> Path:
 
 
 def _fresh(target: Path) -> Path:
-    part = target.with_name(target.name + ".part")
-    if part.exists():
-        shutil.rmtree(part)
-    part.mkdir()
+    """An empty folder beside it. What killed builds left goes, but nothing that is mounted there."""
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for old in target.parent.glob(f"{target.name}.part*"):
+        if not any(at.startswith(f"{old}/") for at in mounts):  # such as this machine's own /dev
+            shutil.rmtree(old, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=f"{target.name}.part-", dir=target.parent))
     part.chmod(0o755)
     return part
 
@@ -81,6 +84,8 @@ def _fresh(target: Path) -> Path:
 def _build(target: Path, suite: str, packages: tuple[str, ...]) -> None:
     part = _fresh(target)
     argv = [
+        # Its programs and its mounts end with it, also where it is killed: it mounts /proc, /sys and /dev.
+        *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
         "mmdebstrap",
         "--quiet",
         "--variant=minbase",
