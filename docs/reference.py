@@ -23,7 +23,7 @@ from dflashctl.config.notes import notes, told
 from dflashctl.config.placeholders import PLACEHOLDERS
 from dflashctl.config.rules import Rules
 from dflashctl.schemas import KINDS, schema_text
-from trainer import config as trainer
+from trainer.sections import TrainConfig
 from trainer.unread_keys import needs_of
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -279,7 +279,7 @@ def recipe_page() -> str:
             PROGRAM_TEXT,
             "## `train:` of the bundled trainer\n",
             TRAIN_TEXT,
-            table(list(section_keys(trainer.TrainConfig, "train."))) + "\n",
+            table(list(section_keys(TrainConfig, "train."))) + "\n",
             TYPES + RECIPE_TYPES,
         ]
     )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer import config as configs
 from trainer import needs, recipe_file
 from trainer.bench.cli import bench
 from trainer.data.cli import data, prepare
@@ -27,6 +26,7 @@ from trainer.machine import importing, prepare_environment
 from trainer.process.runfiles import RunFiles
 from trainer.run.console import Console, Plain, for_stdout
 from trainer.run.plan_cli import plan
+from trainer.sections import TrainConfig
 from trainer.topology.planning import resolve_auto
 from trainer.topology.rank import RankFiles, WatchedFiles
 from trainer.topology.start import as_watched, launch, wanted_ranks
@@ -52,7 +52,7 @@ app.command()(regenerate)
 app.add_typer(data, name="data")
 
 
-def read_config(path: Path) -> configs.TrainConfig:
+def read_config(path: Path) -> TrainConfig:
     """The configuration of a recipe file. Raises ConfigError, with the place of every problem."""
     return recipe_file.read(path).config()
 
@@ -70,7 +70,7 @@ def _refuse(recipe: Path, resume: Path | None) -> None:
         )
 
 
-def _check_files(config: configs.TrainConfig) -> None:
+def _check_files(config: TrainConfig) -> None:
     """Raises ConfigError where the target or the store that a recipe names is not there, before anything is
     imported or loaded: a large target takes minutes."""
     from trainer.data.named_store import named_store

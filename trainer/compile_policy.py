@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer import failures
-from trainer.config import Policy
 from trainer.errors import ConfigError
 from trainer.failures import KnownFailure
+from trainer.sections import Policy
 
 if TYPE_CHECKING:
     from torch import nn

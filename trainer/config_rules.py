@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer import schema
-from trainer.config import GAMMA_BY_BLOCK_SIZE, Budget, Data, Drafter, TrainConfig
+from trainer.sections import GAMMA_BY_BLOCK_SIZE, Budget, Data, Drafter, TrainConfig
 from trainer.unread_keys import unread
 
 

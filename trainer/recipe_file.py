@@ -17,6 +17,7 @@ import yaml
 
 from trainer import config as configs
 from trainer.errors import ConfigError
+from trainer.sections import TrainConfig
 
 _PROBLEM = re.compile(r"(?P<path>train[\w.\[\]-]*): ")
 
@@ -68,7 +69,7 @@ class Recipe:
             mark, node = found
         return f"{self.path}:{mark.line + 1}:{mark.column + 1}"
 
-    def config(self) -> configs.TrainConfig:
+    def config(self) -> TrainConfig:
         """Raises ConfigError: every problem with its place, in the order of the file."""
         problems = configs.check(self.train)
         if not problems:

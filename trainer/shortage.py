@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import traceback
 
-from trainer.config import TrainConfig
 from trainer.errors import DoesNotFit, OutOfMemory
 from trainer.failures import by_name
+from trainer.sections import TrainConfig
 from trainer.words import plural
 
 ON_HOST = "can't allocate memory"  # of torch's CPU allocator, which has no exception of its own

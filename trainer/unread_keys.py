@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from trainer.config import Evaluate, TrainConfig
+from trainer.sections import Evaluate, TrainConfig
 
 Met = Callable[[TrainConfig], bool]
 

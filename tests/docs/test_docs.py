@@ -25,6 +25,7 @@ from dflashctl.lab.state import LabEndpoint
 REPOSITORY = Path(__file__).parents[2]
 ELSEWHERE = {"make demo": "tests/docs/test_demo.py", "make test": "runs this very test"}
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+EXPECT = re.compile(r"^ +expect +(?P<file>\S+):(?P<line>\d+): (?P<text>.+)$", re.MULTILINE)
 PATH = re.compile(r"`((?:trainer|tests|docs|bench|recipes|dflashctl/\w+)/[\w./-]+)`")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -66,6 +67,16 @@ def to_run(block: Block) -> list[str]:
 def test_the_readme_shows_both_commands() -> None:
     shown = "".join(block.commands for block in blocks() if block.file == "README.md").splitlines()
     assert set(ELSEWHERE) <= set(shown)
+
+
+def test_the_line_that_the_readme_shows_as_expected_is_the_demos() -> None:
+    recipe = yaml.safe_load((REPOSITORY / "recipes" / "demo.yaml").read_text())
+    found = []
+    for expected in recipe["deploy"]["expect"]:
+        lines = enumerate((REPOSITORY / expected["file"]).read_text().splitlines(), 1)
+        number, text = next(each for each in lines if re.search(expected["regex"], each[1]))
+        found.append((expected["file"], str(number), text))
+    assert EXPECT.findall((REPOSITORY / "README.md").read_text()) == found
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -25,6 +25,7 @@ from trainer.data.batch import Batch
 from trainer.data.packing import Rows
 from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
+from trainer.sections import Optimizer
 from trainer.training.captured_update import CapturedUpdates
 from trainer.training.execution import captured
 from trainer.training.objective import draw
@@ -115,7 +116,7 @@ def test_the_gate_lets_a_true_graph_pass(gpus: int) -> None:
 @pytest.mark.parametrize("execution", ["eager", "compiled", "captured"])
 def test_a_step_with_its_update_never_waits_for_the_device(gpus: int, execution: str) -> None:
     step = step_of(execution)
-    optimizer = DrafterOptimizer(step.drafter, configs.Optimizer())
+    optimizer = DrafterOptimizer(step.drafter, Optimizer())
     batch = batch_of(SHAPES["small"], ROWS, ROW, torch.device("cuda"))
     drawn = draw((ROWS, ROW), 0, 0, 0)
     uniform, host = drawn.cuda(), Rows(*(part.cpu() for part in batch.rows.parts()))
@@ -144,7 +145,7 @@ def test_updates_equal_the_plain_ones(gpus: int, algorithm: str, clip: float) ->
 
 def test_a_bad_gradient_changes_nothing(gpus: int) -> None:
     step = step_of("eager")
-    optimizer = DrafterOptimizer(step.drafter, configs.Optimizer())
+    optimizer = DrafterOptimizer(step.drafter, Optimizer())
     for value in (1.0, torch.nan, 1.0):
         before = [parameter.detach().clone() for parameter in step.drafter.parameters()]
         for parameter in step.drafter.parameters():
@@ -161,7 +162,7 @@ def test_a_replayed_update_equals_the_eager_one(gpus: int, dtype: torch.dtype) -
     """To the bit, a bad gradient among them: so a run that is resumed, and captures anew, is the same run."""
     shape, device = SHAPES["small"], torch.device("cuda")
     drafters = [drafter_of(shape, device).to(dtype) for _ in range(2)]
-    eager, replayed = (DrafterOptimizer(drafter, configs.Optimizer()) for drafter in drafters)
+    eager, replayed = (DrafterOptimizer(drafter, Optimizer()) for drafter in drafters)
     buffers = [[torch.zeros_like(each) for each in drafter.parameters()] for drafter in drafters]
     updates = CapturedUpdates()
     for number in range(8):
@@ -193,7 +194,7 @@ def documents_of(number: int, batch: Batch) -> Batch:
 @pytest.mark.parametrize("execution", ["eager", "compiled", "captured"])
 def test_200_steps_of_random_lengths_neither_grow_in_memory_nor_compile(gpus: int, execution: str) -> None:
     step = step_of(execution)
-    optimizer = DrafterOptimizer(step.drafter, configs.Optimizer())
+    optimizer = DrafterOptimizer(step.drafter, Optimizer())
     batch = batch_of(SHAPES["small"], ROWS, ROW, torch.device("cuda"))
 
     def whole(number: int) -> None:

@@ -18,9 +18,9 @@ from test_optim import ALL, MUON, small, state_of
 from torch import Tensor
 
 from trainer.checkpoint import optimizer_state
-from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import Refused
 from trainer.model.drafter import Drafter
+from trainer.sections import Optimizer, ParameterGroup
 from trainer.training.captured_update import CapturedUpdates, captured_update, place_aside
 from trainer.training.execution import Execution
 from trainer.training.optim import DrafterOptimizer

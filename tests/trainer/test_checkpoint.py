@@ -21,9 +21,9 @@ from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint import optimizer_state
 from trainer.checkpoint.drafter import load_drafter
 from trainer.checkpoint.writer import Writer
-from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import ConfigError, Stopped, TrainerError
 from trainer.model.drafter import Drafter
+from trainer.sections import Optimizer, ParameterGroup
 from trainer.training.optim import DrafterOptimizer
 
 

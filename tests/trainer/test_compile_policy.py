@@ -12,9 +12,9 @@ from torch import nn
 
 from trainer import compile_policy, failures
 from trainer.compile_policy import hazards, of_version, refuse_unsound
-from trainer.config import Policy
 from trainer.errors import ConfigError
 from trainer.model.gpu_kernels import Facts
+from trainer.sections import Policy
 
 TREES, POINTER, RACE = "cudagraph-trees-tls", "cudagraph-legacy-pointer", "fx-trace-race"
 

@@ -19,12 +19,12 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.config import TrainConfig
 from trainer.data.batch import Batch, without_bad_rows
 from trainer.data.dataset import Dataset
 from trainer.data.packing import Rows, from_tokens, pack
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.sections import TrainConfig
 from trainer.topology.colocated import Colocated
 from trainer.topology.work import row_gradients
 from trainer.training.loss import cut, head_loss

@@ -14,7 +14,6 @@ from tiny_models import VOCABULARY, random_model
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
-from trainer.config import Evaluate
 from trainer.evaluation.decode import Output, plain, speculative
 from trainer.evaluation.evaluator import Evaluator, figure, lookup
 from trainer.evaluation.figures import acceptance, repeated_ngrams
@@ -24,6 +23,7 @@ from trainer.evaluation.sampling import FixedNoise, greedy
 from trainer.model.cache import target_cache
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.sections import Evaluate
 
 BLOCK = 4
 TAPS = (0, 2, 4)

@@ -22,6 +22,8 @@ from trainer.model.random_target import random_target
 from trainer.model.target import Target, load_target
 from trainer.model.tensors import embedding_and_head
 from trainer.run.setup import assemble
+from trainer.sections import Target as TargetSection
+from trainer.sections import TrainConfig
 from trainer.topology.start import part_of
 
 CPU = torch.device("cpu")
@@ -105,7 +107,7 @@ def test_a_tied_embedding_of_another_shape_is_refused_too(tmp_path: Path) -> Non
             load(folder, TAPS, torch.float32, CPU)
 
 
-def config(target: Path, **changes: object) -> configs.TrainConfig:
+def config(target: Path, **changes: object) -> TrainConfig:
     return configs.load(
         {
             "target": {"path": str(target)},
@@ -139,7 +141,7 @@ def test_the_drafter_begins_alike_whatever_was_loaded(
 ) -> None:
     drafter = {"layers": 2, "block_size": 4, "taps": [0, 2], "mask_token": "<|mask|>", "init": init}
     given = config(saved_target, drafter=drafter)
-    made = dataclasses.replace(given, target=configs.Target(str(saved_target), weights=weights))
+    made = dataclasses.replace(given, target=TargetSection(str(saved_target), weights=weights))
     said: list[str] = []
     whole, ends, target = (assemble(made, said.append, part) for part in ("all", "ends", "target"))
     assert_same_ends(ends.target, whole.target)

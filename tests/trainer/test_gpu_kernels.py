@@ -17,7 +17,6 @@ from torch import Tensor
 from trainer import compile_policy
 from trainer import config as configs
 from trainer.bench.shapes import SHAPES, drafter_of
-from trainer.config import Policy
 from trainer.errors import ConfigError, Refused
 from trainer.model import accumulate, gpu_kernels, norm_rope
 from trainer.model import attention_spans as spans
@@ -26,6 +25,7 @@ from trainer.model.compiled import where_it_pays
 from trainer.model.gpu_kernels import Facts, driver_problem, run_here, why_none
 from trainer.run.preflight import kernels_wanted
 from trainer.run.setup import choose_reading
+from trainer.sections import Policy
 from trainer.training import adamw, loss
 from trainer.training.execution import Execution
 from trainer.training.step import attention_of

@@ -21,11 +21,11 @@ from test_kill_and_resume import section
 from tiny_models import save_target
 
 from trainer import config as configs
-from trainer.config import Logging
 from trainer.process.runfiles import RunFiles
 from trainer.process.trackers import Trackers, scalars, threw
 from trainer.run.console import Plain, Standing, Terminal, for_stdout
 from trainer.run.train import run
+from trainer.sections import Logging
 from trainer.words import duration
 
 STANDING = Standing(
@@ -203,7 +203,7 @@ def test_a_tracker_whose_own_thread_fails_is_left_out_and_ends_nothing(tmp_path:
     """TensorBoard writes in a thread of its own: when the disk fills up, it is that thread that fails."""
     program = (
         "import resource, threading, time\nfrom pathlib import Path\n"
-        "from trainer.config import Logging\nfrom trainer.process.runfiles import RunFiles\n"
+        "from trainer.sections import Logging\nfrom trainer.process.runfiles import RunFiles\n"
         "from trainer.process.trackers import Trackers\n"
         f"folder = Path({str(tmp_path)!r})\nfiles = RunFiles(folder)\nfiles.listen()\n"
         "trackers = Trackers(Logging(trackers=['tensorboard']), folder, {}, print)\n"

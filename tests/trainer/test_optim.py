@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from trainer.checkpoint.optimizer_state import masters, moments
-from trainer.config import Optimizer, ParameterGroup, Schedule
 from trainer.culprits import Culprits
 from trainer.errors import ConfigError, TrainerError
 from trainer.model.drafter import Drafter
 from trainer.run.progress import Tally
+from trainer.sections import Optimizer, ParameterGroup, Schedule
 from trainer.topology.work import not_finite
 from trainer.training.bad_steps import BadSteps
 from trainer.training.groups import assign_groups

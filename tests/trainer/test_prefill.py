@@ -32,6 +32,7 @@ from trainer.model import gpu_kernels, kernels, prefill
 from trainer.model.target import Target
 from trainer.run import selfcheck
 from trainer.run.setup import choose_reading
+from trainer.sections import TrainConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -292,7 +293,7 @@ def test_a_copy_reads_as_the_first_does(counter: CompileCounter) -> None:
 # --- by the recipe ---
 
 
-def config_of(**changes: Any) -> configs.TrainConfig:
+def config_of(**changes: Any) -> TrainConfig:
     target = {"path": "x", **changes.pop("target", {})}
     return configs.load({"target": target, "drafter": {"mask_token_id": 1}, **changes})
 

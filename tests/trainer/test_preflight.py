@@ -20,7 +20,6 @@ from tiny_models import save_target
 from trainer import config as configs
 from trainer.checkpoint.optimizer_state import moments, whole_shapes
 from trainer.checkpoint.writer import Writer
-from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import Refused
 from trainer.machine import available_memory
 from trainer.model.drafter import Drafter
@@ -29,6 +28,7 @@ from trainer.run import preflight
 from trainer.run.loop import Trainer
 from trainer.run.progress import Clock
 from trainer.run.train import run
+from trainer.sections import Optimizer, ParameterGroup
 from trainer.training.optim import DrafterOptimizer, Share, trained_bytes
 
 

@@ -22,6 +22,7 @@ from trainer.model.random_target import WORTHLESS, random_target
 from trainer.model.target import load_target
 from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
+from trainer.sections import Evaluate
 
 CPU = torch.device("cpu")
 
@@ -99,7 +100,7 @@ def test_a_run_on_it_says_so_everywhere_and_its_drafter_goes_nowhere(
     # The true weights are there now: still not the ones that it was trained for.
     (saved_target / "model.safetensors").write_bytes(weights)
     with pytest.raises(ConfigError, match="weights random there, of files here"):
-        evaluate_checkpoint(made, str(saved_target), configs.Evaluate(), 0)
+        evaluate_checkpoint(made, str(saved_target), Evaluate(), 0)
     begin = {"init": "drafter", "init_from": str(made), "layers": 1, "block_size": 4, "mask_token_id": 1}
     after = {**section(saved_target, drafter=begin), "target": {"path": str(saved_target)}}
     with pytest.raises(ConfigError, match="weights random there, of files here"):

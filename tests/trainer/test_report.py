@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config import Evaluate
 from trainer.evaluation.evaluator import Figure, Measurement
 from trainer.evaluation.report import make_report
+from trainer.sections import Evaluate
 
 
 @pytest.mark.parametrize(

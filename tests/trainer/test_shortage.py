@@ -24,6 +24,7 @@ from trainer.guard import guarded
 from trainer.model import target
 from trainer.process.runfiles import RunFiles
 from trainer.run import train as runs
+from trainer.sections import TrainConfig
 from trainer.shortage import is_shortage, sizes, told
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep
@@ -115,7 +116,7 @@ def raised_in(file: str) -> BaseException:
     raise AssertionError
 
 
-def of(**changes: Any) -> configs.TrainConfig:
+def of(**changes: Any) -> TrainConfig:
     return configs.load(section(Path("unused"), token_budget=192, **changes))
 
 

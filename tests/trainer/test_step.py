@@ -20,6 +20,7 @@ from trainer.data.batch import Batch, without_bad_rows
 from trainer.data.packing import Document, Rows, pack
 from trainer.model.drafter import Drafter
 from trainer.model.target import States, Target
+from trainer.sections import TrainConfig
 from trainer.training.loss import Kind, Sums, head_loss
 from trainer.training.objective import draw
 from trainer.training.step import DrafterStep
@@ -27,7 +28,7 @@ from trainer.training.step import DrafterStep
 PER_DOCUMENT = 100  # more than any document has: all valid anchors, whatever is drawn
 
 
-def settings(**objective: Any) -> configs.TrainConfig:
+def settings(**objective: Any) -> TrainConfig:
     gamma = None if objective.get("weighting") == "dpace" else 3.0
     section: dict[str, Any] = {
         "target": {"path": "unused"},
@@ -54,7 +55,7 @@ def states_of(target: Target, rows: Rows) -> States:
 def sums_and_gradients(
     drafter: Drafter,
     target: Target,
-    config: configs.TrainConfig,
+    config: TrainConfig,
     rows: Rows,
     pieces: list[Any],
     seed: int = 0,

@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from tiny_models import random_model, save_target
 from torch import Tensor, nn
 
-from trainer.config import Drafter as DrafterSection
 from trainer.errors import ConfigError
 from trainer.model.drafter_config import from_json, read_rope
 from trainer.model.pair import check_pair, check_tokenizer, drafter_config, mask_token_id
 from trainer.model.taps import check_taps, default_taps
 from trainer.model.target import Target, load_target
 from trainer.model.target_files import read_config
+from trainer.sections import Drafter as DrafterSection
 
 TAPS = (0, 2, 4)
 

@@ -17,13 +17,13 @@ from tiny_models import save_target
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from trainer.config import Drafter as DrafterSection
 from trainer.errors import ConfigError
 from trainer.model import target_identity
 from trainer.model.drafter_config import DrafterConfig, from_json
 from trainer.model.pair import check_pair, drafter_config
 from trainer.model.target_files import read_config
 from trainer.model.target_identity import TargetIdentity, identify
+from trainer.sections import Drafter as DrafterSection
 
 
 def trained(folder: Path, seed: int = 0, kind: str = "qwen3") -> Path:

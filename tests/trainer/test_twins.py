@@ -14,8 +14,8 @@ from test_passes import makers as makers
 from test_step import LAYERS, documents
 from torch import nn
 
-from trainer.config import Optimizer, ParameterGroup
 from trainer.data.packing import pack
+from trainer.sections import Optimizer, ParameterGroup
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.twins import Twins
 

@@ -21,12 +21,12 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from trainer import config as configs
-from trainer.config import TrainConfig
 from trainer.data.chat_template import Mode
 from trainer.data.prepare import Tolerance, prepare
 from trainer.data.reader import Settings
 from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
+from trainer.sections import TrainConfig
 from trainer.unread_keys import ASK_NOTHING, COUNTS_ONLY_WITH
 
 BOOKKEEPING = ("dataclasses", "trainer.config_rules", "trainer.unread_keys")

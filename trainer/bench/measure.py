@@ -32,6 +32,7 @@ from trainer.model.compiled import where_it_pays
 from trainer.model.flex import flex_mask
 from trainer.model.mask import bounds, dense_mask, mask_mod
 from trainer.model.tiles import tile_map
+from trainer.sections import Optimizer
 from trainer.training.loss import Kind, chunk_tokens, head_loss
 from trainer.training.objective import choose_anchors, draw
 from trainer.training.optim import DrafterOptimizer
@@ -123,7 +124,7 @@ def base(what: str, settings: Settings) -> dict[str, Any]:
 def bench_step(settings: Settings) -> dict[str, Any]:
     """Forward, backward, clipping and update of one step, and its products alone."""
     shape, device, step = SHAPES[settings.shape], settings.where, make_step(settings)
-    optimizer = DrafterOptimizer(step.drafter, configs.Optimizer())
+    optimizer = DrafterOptimizer(step.drafter, Optimizer())
     batch = batch_of(shape, settings.rows, settings.row_tokens, device)
     uniform = draw((settings.rows, settings.row_tokens), 0, 0, 0).to(device)
     size = settings.micro_rows or settings.rows

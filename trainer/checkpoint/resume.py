@@ -10,8 +10,8 @@ from typing import Any
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.files import step_of
 from trainer.checkpoint.identity import completed, differences
-from trainer.config import Target, TrainConfig
 from trainer.errors import ConfigError
+from trainer.sections import Target, TrainConfig
 
 # What may differ from the run that wrote a checkpoint: where and how it runs and what it reports, not what it
 # learns.

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config import TrainConfig
 from trainer.data import prompts as texts
 from trainer.data.anchors import needed_width
 from trainer.data.bad_rows import newly_bad
@@ -21,6 +20,7 @@ from trainer.data.packing import Rows, from_tokens
 from trainer.data.stored import StoredRows
 from trainer.model.target import States, Target, is_single
 from trainer.model.target_files import end_ids
+from trainer.sections import TrainConfig
 from trainer.words import plural
 
 Say = Callable[[str], None]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trainer.config import TrainConfig
 from trainer.data.lines import file_digest
 from trainer.data.store import Store, find_store
 from trainer.errors import ConfigError
 from trainer.model.target_files import find_target
+from trainer.sections import TrainConfig
 
 
 def named_store(config: TrainConfig) -> Store:

@@ -14,12 +14,13 @@ import math
 import torch
 from torch import Tensor
 
-from trainer import config as configs
 from trainer.data.batch import Batch
 from trainer.data.packing import Rows
 from trainer.evaluation.decode import Output
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.sections import Target as TargetSection
+from trainer.sections import TrainConfig
 from trainer.training.objective import make_blocks
 from trainer.training.step import DrafterStep
 
@@ -30,7 +31,7 @@ SHORTEST = 128  # rows are this long, or twice, four times ...: few shapes to co
 def training_step(drafter: Drafter, target: Target) -> DrafterStep:
     """The training pass in the precision of the weights."""
     narrow = drafter.fc.weight.dtype == torch.bfloat16
-    recipe = configs.TrainConfig(configs.Target(""), precision="bfloat16" if narrow else "float32")
+    recipe = TrainConfig(TargetSection(""), precision="bfloat16" if narrow else "float32")
     return DrafterStep(drafter, target, recipe, WIDTH)
 
 

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainer.config import Evaluate
 from trainer.data.cli import Arguments, Date, TemplateFile, Thinking, mode_of
 from trainer.guard import as_command, say
 from trainer.machine import importing
+from trainer.sections import Evaluate
 
 
 def eval(

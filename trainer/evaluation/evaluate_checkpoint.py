@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from trainer.checkpoint.drafter import load_drafter
-from trainer.config import Evaluate
 from trainer.errors import ConfigError, TrainerError
 from trainer.evaluation.figures import repeated_ngrams
 from trainer.evaluation.given import Questions, read_pair
@@ -18,6 +17,7 @@ from trainer.evaluation.prompt_sets import held_out
 from trainer.evaluation.readers import RereadTarget, reader
 from trainer.machine import choose_device, usable_cores
 from trainer.model.target import load_target
+from trainer.sections import Evaluate
 from trainer.words import plural
 
 

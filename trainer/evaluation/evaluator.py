@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trainer.config import Evaluate
 from trainer.evaluation.decode import Beat, Output, plain, speculative
 from trainer.evaluation.figures import acceptance, repeated_ngrams
 from trainer.evaluation.proposers import lookup_draft
@@ -23,6 +22,7 @@ from trainer.evaluation.sampling import FixedNoise, Halves, greedy
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 from trainer.model.target_files import end_ids
+from trainer.sections import Evaluate
 
 NOISE_SEED = 20_240_229  # fixed for ever: measurements of different runs share their luck
 

@@ -16,7 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.config import Evaluate
 from trainer.evaluation.as_trained import right_slots, training_step
 from trainer.evaluation.decode import Beat, Output, plain, speculate
 from trainer.evaluation.figures import Run
@@ -28,6 +27,7 @@ from trainer.model.drafter import Drafter
 from trainer.model.positions import positions
 from trainer.model.target import Target
 from trainer.model.target_files import end_ids
+from trainer.sections import Evaluate
 
 WARM_TOKENS = 4
 METHODS = ("target", "drafter", "prompt_lookup")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from trainer.config import Evaluate
 from trainer.evaluation.evaluator import Figure, Measurement
 from trainer.model.random_target import WORTHLESS
+from trainer.sections import Evaluate
 
 
 @dataclass(frozen=True)

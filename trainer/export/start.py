@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.drafter import load_drafter
-from trainer.config import Drafter as DrafterSection
 from trainer.errors import ConfigError
 from trainer.model.drafter import Drafter
 from trainer.model.drafter_config import DrafterConfig
 from trainer.model.pair import check_pair
 from trainer.model.target_identity import TargetIdentity
+from trainer.sections import Drafter as DrafterSection
 
 
 def begin_with(

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Drafter as DrafterSection
 from trainer.errors import ConfigError
 from trainer.model.drafter_config import DrafterConfig, read_rope
 from trainer.model.taps import check_taps, default_taps
 from trainer.model.target_identity import TargetIdentity, identify
+from trainer.sections import Drafter as DrafterSection
 
 
 def mask_token_id(section: DrafterSection, token_ids: Mapping[str, int], vocabulary: int) -> int:

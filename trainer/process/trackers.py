@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.config import Logging
+from trainer.sections import Logging
 
 Say = Callable[[str], None]
 CLOSE_S = 20.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.model.random_target import RANDOM
 from trainer.model.target_files import find_target
 from trainer.process.pace import DEADLINE_S
+from trainer.sections import TrainConfig
 
 START_S = 300.0
 """For importing torch on a busy machine, to meet other ranks, and for a small model."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.checkpoint.resume import Progress
-from trainer.config import TrainConfig
 from trainer.evaluation.evaluator import Evaluator
 from trainer.process.runfiles import RunFiles
 from trainer.run.held_out import HeldOut, Matched, leak
 from trainer.run.setup import Assembled
+from trainer.sections import TrainConfig
 from trainer.training.step import DrafterStep
 
 QUICK_TOKENS = 48  # of each text

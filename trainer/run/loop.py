@@ -15,7 +15,6 @@ from torch import Tensor
 
 from trainer.checkpoint.resume import Progress
 from trainer.checkpoint.writer import Writer
-from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.errors import Stopped
 from trainer.evaluation.evaluator import Evaluator
@@ -29,6 +28,7 @@ from trainer.run.rehearsal import prepare
 from trainer.run.reporting import Reporter
 from trainer.run.saver import Saver
 from trainer.run.setup import Assembled
+from trainer.sections import TrainConfig
 from trainer.topology.build import make_work
 from trainer.topology.ranks import Ranks
 from trainer.topology.together import LONG_S

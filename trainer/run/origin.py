@@ -8,12 +8,12 @@ from typing import Any
 
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint import identity, resume
-from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.packing import Rows
 from trainer.errors import ConfigError
 from trainer.process.runfiles import RunFiles
 from trainer.run.setup import Assembled, Say
+from trainer.sections import TrainConfig
 from trainer.training.optim import DrafterOptimizer
 
 

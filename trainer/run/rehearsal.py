@@ -14,7 +14,6 @@ from torch import Tensor
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.optimizer_state import forget, moments, whole_shapes
 from trainer.checkpoint.writer import HostCopies, Writer
-from trainer.config import TrainConfig
 from trainer.data.bad_rows import newly_bad
 from trainer.data.batch import Batch
 from trainer.data.dataset import Dataset
@@ -25,6 +24,7 @@ from trainer.model.target import States, Target
 from trainer.run import preflight
 from trainer.run.selfcheck import check, check_taps
 from trainer.run.setup import Assembled
+from trainer.sections import TrainConfig
 from trainer.training.objective import draw
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep

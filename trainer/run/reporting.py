@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from trainer.checkpoint.resume import Progress
-from trainer.config import TrainConfig
 from trainer.culprits import Who
 from trainer.data.bad_rows import newly_bad
 from trainer.errors import TrainerError
@@ -17,6 +16,7 @@ from trainer.process.runfiles import RunFiles
 from trainer.process.trackers import Trackers
 from trainer.run.console import Console, Standing
 from trainer.run.progress import Clock, Tally
+from trainer.sections import TrainConfig
 from trainer.training.bad_steps import BadSteps
 from trainer.words import duration
 

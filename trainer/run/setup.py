@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from trainer.config import Target as TargetSection
-from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.export.start import begin_with
 from trainer.machine import choose_device, usable_cores
@@ -27,6 +25,8 @@ from trainer.model.random_target import RANDOM, WORTHLESS, random_target
 from trainer.model.target import Target, load_target
 from trainer.model.target_files import end_ids, find_target, load_tokenizer, read_config
 from trainer.model.target_identity import identify
+from trainer.sections import Target as TargetSection
+from trainer.sections import TrainConfig
 from trainer.topology.start import Part
 from trainer.words import plural
 

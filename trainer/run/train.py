@@ -13,7 +13,6 @@ from typing import Any
 
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint import resume
-from trainer.config import Logging, TrainConfig
 from trainer.data import dataset as datasets
 from trainer.data.dataset import Dataset
 from trainer.data.prompts import draw_prompts
@@ -31,6 +30,7 @@ from trainer.run.origin import choose, data_again, facts_of
 from trainer.run.rehearsal import check_target
 from trainer.run.scatter import scatter
 from trainer.run.setup import Assembled, Say, assemble
+from trainer.sections import Logging, TrainConfig
 from trainer.shortage import is_shortage, told
 from trainer.topology.planning import against_plan
 from trainer.topology.ranks import Ranks

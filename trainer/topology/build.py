@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from trainer.config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.model.target import Target
 from trainer.process.runfiles import RunFiles
+from trainer.sections import TrainConfig
 from trainer.topology.colocated import Colocated
 from trainer.topology.ranks import Ranks
 from trainer.topology.split import SplitDrafter

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from trainer.config import TrainConfig
 from trainer.culprits import Culprits
 from trainer.data.dataset import Dataset
 from trainer.model.target import Target
+from trainer.sections import TrainConfig
 from trainer.topology.ranks import Ranks
 from trainer.topology.work import Bad, not_finite, row_gradients, shares
 from trainer.training.loss import Sums

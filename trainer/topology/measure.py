@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import torch
 
-from trainer.config import TrainConfig
 from trainer.data.batch import Batch
 from trainer.data.packing import Rows
 from trainer.model.drafter import Drafter
 from trainer.model.ends import bytes_of, ends_bytes
 from trainer.model.target import States, Target
+from trainer.sections import TrainConfig
 from trainer.topology.plan import Rates
 from trainer.topology.start import part_of
 from trainer.topology.work import row_gradients

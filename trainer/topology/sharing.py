@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.machine import available_memory
+from trainer.sections import TrainConfig
 from trainer.topology.ranks import Ranks
 from trainer.training.optim import Share, unshareable
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config import TrainConfig
 from trainer.culprits import Culprits
 from trainer.data.batch import Batch
 from trainer.data.dataset import Dataset
@@ -27,6 +26,7 @@ from trainer.errors import TrainerError
 from trainer.machine import peaks
 from trainer.model.target import States, Target
 from trainer.process.runfiles import RunFiles
+from trainer.sections import TrainConfig
 from trainer.topology import slots as memory
 from trainer.topology.colocated import Reduction
 from trainer.topology.launcher import DOOR, rank_folder

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.machine import usable_cores
+from trainer.sections import TrainConfig
 from trainer.topology.rank import LAUNCHER, WatchedFiles, die_with_launcher
 from trainer.writing import to_log
 

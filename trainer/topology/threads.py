@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from trainer.compile_policy import compile_forward, needs_compiler, refuse_unsound, setup_thread
-from trainer.config import TrainConfig
 from trainer.culprits import Culprits
 from trainer.data.batch import Batch
 from trainer.data.dataset import Dataset
@@ -31,6 +30,7 @@ from trainer.errors import ConfigError
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 from trainer.process.runfiles import RunFiles
+from trainer.sections import TrainConfig
 from trainer.topology.crew import Crew
 from trainer.topology.handover import Handover
 from trainer.topology.work import Bad, not_finite, row_gradients, shares

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from trainer.config import TrainConfig
 from trainer.culprits import Culprits, Who
 from trainer.data.batch import Batch
+from trainer.sections import TrainConfig
 from trainer.training.loss import Sums
 from trainer.training.objective import draw
 from trainer.training.step import DrafterStep

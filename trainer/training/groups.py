@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor
 
-from trainer.config import ParameterGroup
 from trainer.errors import ConfigError
+from trainer.sections import ParameterGroup
 
 
 @dataclass(frozen=True)

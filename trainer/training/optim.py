@@ -14,9 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from trainer.config import Optimizer as OptimizerSection
-from trainer.config import ParameterGroup
 from trainer.errors import ConfigError
+from trainer.sections import Optimizer as OptimizerSection
+from trainer.sections import ParameterGroup
 from trainer.training.adamw import AdamW
 from trainer.training.groups import assign_groups
 

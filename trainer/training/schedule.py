@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.config import Schedule
+from trainer.sections import Schedule
 
 
 def lr_factor(schedule: Schedule, step: int, progress: float, warmup_steps: int) -> float:

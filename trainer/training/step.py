@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from trainer.config import TrainConfig
 from trainer.data.batch import Batch
 from trainer.data.packing import Rows
 from trainer.errors import ConfigError
@@ -30,6 +29,7 @@ from trainer.model.flex import flex_mask
 from trainer.model.gpu_kernels import why_none_here
 from trainer.model.mask import Bounds, bounds, dense_mask
 from trainer.model.shared_context import SharedContext
+from trainer.sections import TrainConfig
 from trainer.training.execution import Execution
 from trainer.training.loss import Kind, Sums, head_loss
 from trainer.training.objective import Blocks, choose_anchors, make_blocks

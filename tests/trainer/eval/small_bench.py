@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from tiny_models import VOCABULARY
 
-from trainer.config import Evaluate
 from trainer.evaluation.measure import Bench, Options
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.sections import Evaluate
 
 TAPS = (0, 2, 4)
 

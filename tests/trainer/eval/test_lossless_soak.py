@@ -14,11 +14,11 @@ import torch
 from small_bench import TAPS, ragged
 from tiny_models import random_model
 
-from trainer.config import Evaluate
 from trainer.evaluation.measure import Bench, Options
 from trainer.evaluation.prompt_sets import given
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.sections import Evaluate
 
 
 @pytest.mark.soak

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from trainer.checkpoint import files as checkpoint
 from trainer.cli import app
-from trainer.config import Optimizer
 from trainer.evaluation.decode import Output
 from trainer.evaluation.evaluate_checkpoint import Evaluation, NotLossless
 from trainer.evaluation.figures import Run, Slot
@@ -33,6 +32,7 @@ from trainer.evaluation.tables import document, evaluation_report
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 from trainer.model.target_files import end_ids
+from trainer.sections import Optimizer
 from trainer.training.optim import DrafterOptimizer
 
 BLOCK = 4

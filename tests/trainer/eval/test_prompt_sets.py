@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from trainer.checkpoint import files as checkpoint
 from trainer.cli import app
-from trainer.config import Optimizer
 from trainer.data.chat_template import Mode
 from trainer.data.encoding import Encoder
 from trainer.errors import ConfigError
@@ -23,6 +22,7 @@ from trainer.evaluation.given import Questions
 from trainer.evaluation.prompt_sets import given, held_out
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target, load_target
+from trainer.sections import Optimizer
 from trainer.training.optim import DrafterOptimizer
 
 TEMPLATE = (

@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 
 from trainer.checkpoint import files as checkpoint
 from trainer.cli import app
-from trainer.config import Optimizer
 from trainer.errors import ConfigError, TrainerError
 from trainer.evaluation.proposers import BatchDrafter
 from trainer.export.commands import export, serving
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.sections import Optimizer
 from trainer.training.optim import DrafterOptimizer
 
 PER_LAYER = 11

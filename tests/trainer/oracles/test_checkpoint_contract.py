@@ -23,10 +23,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.drafter import load_drafter
-from trainer.config import Optimizer
 from trainer.errors import ConfigError
 from trainer.model.drafter import Drafter
 from trainer.model.drafter_config import from_json
+from trainer.sections import Optimizer
 from trainer.training.optim import DrafterOptimizer
 
 LLAMA3 = {

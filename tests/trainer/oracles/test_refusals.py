@@ -26,8 +26,6 @@ from transformers import (
 )
 
 from trainer import config as configs
-from trainer.config import Drafter as DrafterSection
-from trainer.config import Evaluate
 from trainer.errors import ConfigError, TrainerError
 from trainer.evaluation.evaluate_checkpoint import evaluate_checkpoint
 from trainer.model.drafter_config import DrafterConfig
@@ -36,6 +34,8 @@ from trainer.model.target import Target, load_target
 from trainer.model.target_files import read_config
 from trainer.model.target_identity import identify
 from trainer.run.setup import assemble
+from trainer.sections import Drafter as DrafterSection
+from trainer.sections import Evaluate
 
 
 @pytest.fixture

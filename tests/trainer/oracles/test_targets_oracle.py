@@ -34,10 +34,10 @@ from transformers import (
     SmolLM3Config,
 )
 
-from trainer.config import Drafter as DrafterSection
 from trainer.model.pair import drafter_config
 from trainer.model.target import Target, load_target
 from trainer.model.target_files import read_config
+from trainer.sections import Drafter as DrafterSection
 
 LINEAR: dict[str, Any] = {
     "head_dim": 8,

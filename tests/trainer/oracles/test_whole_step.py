@@ -24,13 +24,13 @@ from tiny_cases import BLOCK, LAYERS, MASK_ID, TAPS, documents, drafter, qwen3, 
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from trainer.config import TrainConfig
 from trainer.data.anchors import needed_width
 from trainer.data.batch import Batch
 from trainer.data.packing import Document, Rows, pack
 from trainer.evaluation.proposers import BatchDrafter
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
+from trainer.sections import TrainConfig
 from trainer.training.objective import draw
 from trainer.training.step import DrafterStep
 

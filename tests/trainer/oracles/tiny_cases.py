@@ -13,6 +13,7 @@ from trainer import config as configs
 from trainer.data.packing import Document
 from trainer.model.drafter import Drafter
 from trainer.model.drafter_config import DrafterConfig
+from trainer.sections import TrainConfig
 
 WORDS, HIDDEN, BLOCK, MASK_ID = 64, 16, 4, 1
 TAPS = (0, 2)
@@ -94,7 +95,7 @@ def weights_of(made: Drafter, gradients: bool = False) -> dict[str, Tensor]:
     }
 
 
-def settings(precision: str = "float32", **objective: Any) -> configs.TrainConfig:
+def settings(precision: str = "float32", **objective: Any) -> TrainConfig:
     gamma = None if objective.get("weighting") == "dpace" else 3.0
     section: dict[str, Any] = {
         "target": {"path": "unused"},

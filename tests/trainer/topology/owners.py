@@ -12,7 +12,7 @@ import torch.multiprocessing as processes
 from torch import nn
 
 from trainer.checkpoint import optimizer_state
-from trainer.config import Optimizer, ParameterGroup
+from trainer.sections import Optimizer, ParameterGroup
 from trainer.topology.colocated import Reduction
 from trainer.topology.ranks import Ranks
 from trainer.training.loss import Sums

@@ -13,11 +13,11 @@ import yaml
 from torch import Tensor
 
 from trainer import config as configs
-from trainer.config import TrainConfig
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError
 from trainer.model.target import States, Target
 from trainer.run.setup import assemble
+from trainer.sections import TrainConfig
 from trainer.topology import planning
 from trainer.topology.measure import measure
 from trainer.topology.plan import GIB, Layout, Rates, choose, predict, ranked

@@ -23,10 +23,10 @@ from torch import nn
 from trainer import config as configs
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.drafter import load_drafter
-from trainer.config import Optimizer, ParameterGroup
 from trainer.errors import ConfigError
 from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
+from trainer.sections import Optimizer, ParameterGroup
 from trainer.topology.sharing import decide, problem, share_of
 from trainer.training.optim import DrafterOptimizer, Share
 

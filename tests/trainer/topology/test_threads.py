@@ -20,6 +20,7 @@ from trainer.errors import ConfigError
 from trainer.model.drafter import Drafter
 from trainer.model.target import Target
 from trainer.process.runfiles import RunFiles
+from trainer.sections import TrainConfig
 from trainer.topology.crew import WaitedTooLong
 from trainer.topology.threads import Threads, devices_of
 from trainer.topology.work import row_gradients, shares
@@ -29,7 +30,7 @@ from trainer.training.step import DrafterStep
 ROW, ROWS, WIDTH, STEPS = 24, 4, 8, 3
 
 
-def settings(**changes: Any) -> configs.TrainConfig:
+def settings(**changes: Any) -> TrainConfig:
     section: dict[str, Any] = {
         "target": {"path": "unused"},
         "topology": "threads",
@@ -68,7 +69,7 @@ def make_threads(
 ) -> Iterator[Made]:
     made: list[Threads] = []
 
-    def make(config: configs.TrainConfig, first: int = 0, said: list[str] | None = None) -> Threads:
+    def make(config: TrainConfig, first: int = 0, said: list[str] | None = None) -> Threads:
         work = Threads(
             config,
             files,
@@ -89,7 +90,7 @@ def make_threads(
         assert work.crew.alive() == []
 
 
-def alone(config: configs.TrainConfig, target: Target, drafter: Drafter, data: Dataset) -> list[Tensor]:
+def alone(config: TrainConfig, target: Target, drafter: Drafter, data: Dataset) -> list[Tensor]:
     """Losses of some steps, by one thread; the drafter is trained in place."""
     order = row_order(len(data.rows), config.seed)
     step, optimizer = DrafterStep(drafter, target, config, WIDTH), DrafterOptimizer(drafter, config.optimizer)
