@@ -18,7 +18,12 @@ ADVICE_OF_TORCH = ("If reserved but unallocated", "See documentation for Memory 
 # Which part of the trainer was at work, by the keys that it obeys: the first that the traceback has.
 EVALUATION = ("/trainer/evaluation/", "/trainer/run/looks.py")
 UPDATE = ("/trainer/training/optim.py", "/trainer/training/adamw.py")
-TARGET = ("/trainer/model/target.py", "/trainer/model/prefill.py", "/trainer/topology/handover.py")
+TARGET = (
+    "/trainer/model/tapped_model.py",
+    "/trainer/model/target.py",
+    "/trainer/model/prefill.py",
+    "/trainer/topology/handover.py",
+)
 
 
 def is_shortage(error: BaseException) -> bool:

@@ -26,7 +26,8 @@ from trainer.data.dataset import build, drop_bad_rows
 from trainer.data.packing import Document, Rows, from_tokens, pack
 from trainer.data.prompts import draw_prompts, packed_text, row_order
 from trainer.errors import DataError
-from trainer.model.target import States, Target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,8 @@ from trainer.data.anchors import needed_width
 from trainer.data.batch import Batch
 from trainer.data.packing import Rows, pack
 from trainer.model.drafter import Drafter
-from trainer.model.target import States, Target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target
 from trainer.topology.work import _generator, row_gradients
 from trainer.training.loss import Sums
 from trainer.training.objective import draw

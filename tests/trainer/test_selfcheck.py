@@ -22,7 +22,8 @@ from trainer.data.packing import Document, Rows, pack
 from trainer.errors import Refused
 from trainer.model.drafter import Drafter
 from trainer.model.mask import Bounds
-from trainer.model.target import States, Target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target
 from trainer.process.runfiles import RunFiles
 from trainer.run import selfcheck
 from trainer.run.train import run

@@ -16,6 +16,7 @@ from killed_runs import small_library
 from test_kill_and_resume import section
 from tiny_models import save_target
 
+import trainer
 from trainer import config as configs
 from trainer.data import continuations
 from trainer.errors import OutOfMemory, TrainerError
@@ -25,7 +26,7 @@ from trainer.model import target
 from trainer.process.runfiles import RunFiles
 from trainer.run import train as runs
 from trainer.sections import TrainConfig
-from trainer.shortage import is_shortage, sizes, told
+from trainer.shortage import EVALUATION, TARGET, UPDATE, is_shortage, sizes, told
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep
 
@@ -124,7 +125,7 @@ def of(**changes: Any) -> TrainConfig:
     ("file", "changes", "rank", "where", "next"),
     [
         (
-            "/x/trainer/model/target.py",
+            "/x/trainer/model/tapped_model.py",
             {"topology": "split", "layout": {"targets": 1, "drafters": 2}},
             2,
             "rank 2 (target), training, step 5",
@@ -162,6 +163,13 @@ def test_whose_memory_it_was_is_read_from_the_traceback(
     message = told(raised_in(file), of(**changes), "training", 5, rank)
     assert (message.where, message.next) == (where, next)
     assert message.what == "out of memory: CUDA out of memory." and isinstance(message, OutOfMemory)
+
+
+@pytest.mark.parametrize("part", [EVALUATION, TARGET, UPDATE])
+def test_the_parts_that_have_keys_of_their_own_are_there(part: tuple[str, ...]) -> None:
+    """Renamed, one would be advised of another's keys."""
+    root = Path(trainer.__file__).parents[1]
+    assert [name for name in part if not (root / name.removeprefix("/")).exists()] == []
 
 
 def test_a_threads_name_stands_for_a_rank() -> None:

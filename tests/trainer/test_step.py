@@ -19,7 +19,8 @@ from trainer.data.anchors import needed_width
 from trainer.data.batch import Batch, without_bad_rows
 from trainer.data.packing import Document, Rows, pack
 from trainer.model.drafter import Drafter
-from trainer.model.target import States, Target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target
 from trainer.sections import TrainConfig
 from trainer.training.loss import Kind, Sums, head_loss
 from trainer.training.objective import draw

@@ -12,7 +12,7 @@ from trainer.data.batch import Batch
 from trainer.data.packing import Rows
 from trainer.model.drafter import Drafter
 from trainer.model.drafter_config import DrafterConfig
-from trainer.model.target import States
+from trainer.model.tapped_model import States
 
 
 @dataclass(frozen=True)

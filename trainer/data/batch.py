@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.packing import Rows
-from trainer.model.target import States
+from trainer.model.tapped_model import States
 
 
 @dataclass(frozen=True)

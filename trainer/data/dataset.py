@@ -18,7 +18,8 @@ from trainer.data.continuations import write
 from trainer.data.named_store import named_store
 from trainer.data.packing import Rows, from_tokens
 from trainer.data.stored import StoredRows
-from trainer.model.target import States, Target, is_single
+from trainer.model.tapped_model import States
+from trainer.model.target import Target, is_single
 from trainer.model.target_files import end_ids
 from trainer.sections import TrainConfig
 from trainer.words import plural

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from trainer.model.target import Target
+from trainer.model.tapped_model import TappedModel
 
 NEAR = (
     0.05  # relative; what narrow numbers and another order of adding may change, in a target of some layers
@@ -33,7 +30,7 @@ def allowed(noise: float) -> float:
 
 
 @torch.no_grad()
-def plain_states(target: Target, tokens: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+def plain_states(target: TappedModel, tokens: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
     """By no code of ours: uncompiled, with attention written out under transformers' own mask.
 
     Args:
@@ -55,14 +52,3 @@ def plain_states(target: Target, tokens: Tensor, positions: Tensor) -> tuple[Ten
         decoder._output_capturing_hooks_installed = False
     found: tuple[Tensor, ...] = output.hidden_states
     return found
-
-
-@torch.no_grad()
-def head_off(target: Target) -> float:
-    """Relative distance of the target's own logits from its head's product with its last hidden states, which
-    drafters, and whoever serves them, take for its choice.
-    """
-    tokens = 7919 * torch.arange(1, 9, device=target.device)[None] % target.vocabulary
-    states = target.run(tokens, torch.arange(8, device=target.device)[None], full=True)
-    assert states.final is not None
-    return far(target.logits(states.final), target.model(input_ids=tokens, use_cache=False).logits)

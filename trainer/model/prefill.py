@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,8 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.model.flex import flex_capped, flex_within
 from trainer.model.plain_states import allowed, far, plain_states
+from trainer.model.tapped_model import States, TappedModel
 from trainer.model.within import dense_within, first_seen
-
-if TYPE_CHECKING:
-    from trainer.model.target import States, Target
 
 Say = Callable[[str], None]
 Masks = dict[int | None, BlockMask | Tensor | None]
@@ -141,7 +139,7 @@ class Asked(dict[int | None, Any]):
 class Prefill:
     """A target's way to read rows. `ready` says whether it is this one; it looks once."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: TappedModel) -> None:
         self.target = target
         self.attention = "flex" if target.device.type == "cuda" else "sdpa"
         self.compile = False

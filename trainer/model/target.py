@@ -1,114 +1,31 @@
-"""The frozen target: its taps, its embedding and its head.
+"""The frozen target: a tapped model that also reads rows of several documents, fast where that is right.
 
-Any decoder that transformers loads as a causal language model. Rows R, tokens S, hidden H, taps K, vocabulary
-V.
+Rows R, tokens S.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError
-from trainer.model.architectures import (
-    decoder_of,
-    layer_types_of,
-    pretrained,
-    told_by_transformers,
-)
-from trainer.model.plain_states import NEAR, head_off
+from trainer.model.architectures import decoder_of, pretrained, told_by_transformers
+from trainer.model.plain_states import NEAR, far
 from trainer.model.prefill import Prefill
-from trainer.model.taps import check_taps
+from trainer.model.tapped_model import States, TappedModel
 from trainer.model.within import dense_within, first_seen
 
-PLAIN_LAYERS = {"full_attention", "sliding_attention"}
-# Keys by which some decoders scale or bend what embedding or head give, and the value that does nothing.
-BENT = {
-    "embedding_multiplier": 1,
-    "final_logit_softcapping": None,
-    "lm_head_multiplier": 1,
-    "logit_scale": 1,
-    "logits_scaling": 1,
-}
 
-
-@dataclass(frozen=True)
-class States:
-    """What the target computed for rows of tokens."""
-
-    taps: Tensor  # [R, S, K * H], side by side in the order of the taps
-    final: Tensor | None = (
-        None  # [R, S, H], what the head reads; None when the target stopped at its last tap
-    )
-
-
-class Target:
-    """A frozen model that gives hidden states at its taps.
-
-    `trunk` is the same decoder cut after its last tap (modules shared, nothing copied), so what no tap and no
-    label needs is not computed.
-    """
+class Target(TappedModel):
+    """A tapped model and its way to read rows in which no document sees another."""
 
     def __init__(self, model: nn.Module, taps: Sequence[int]) -> None:
-        self.model = model.eval().requires_grad_(False)
-        self.decoder: Any = decoder_of(model)
-        self.config = self.decoder.config
-        # Extra layers past num_hidden_layers (multi-token prediction) belong to no forward pass, so to no
-        # tap.
-        self.layer_count = int(self.config.num_hidden_layers)
-        self.taps = check_taps(taps, self.layer_count)
-        for key, plain in BENT.items():
-            if getattr(self.config, key, None) not in (None, plain):
-                raise ConfigError(
-                    f"{key} is {getattr(self.config, key)}: drafters use embedding and head as they are",
-                    where="the target's config.json",
-                )
-        self.embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
-        head: Any = model.get_output_embeddings()  # type: ignore[operator]
-        if getattr(head, "bias", None) is not None:
-            raise ConfigError("the target's head has a bias; drafters use its weight alone", where="target")
-        self.head_weight: Tensor = head.weight
-        self.trunk = self._cut(self.taps[-1] + 1)
-        self.layer_types = layer_types_of(self.config)
-        self._recorded: dict[int, Tensor] | None = None
-        for tap in self.taps:
-            self.decoder.layers[tap].register_forward_hook(self._recorder(tap))
-        parameters = inspect.signature(type(self.decoder).forward).parameters
-        self.cache_keyword = "cache" if "cache" in parameters else "past_key_values"
+        super().__init__(model, taps)
         self.prefill = Prefill(self)
-
-    @property
-    def device(self) -> torch.device:
-        return self.head_weight.device
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.head_weight.shape[1])
-
-    @property
-    def vocabulary(self) -> int:
-        """Rows of the embedding; a token id must be less."""
-        return int(self.head_weight.shape[0])
-
-    @property
-    def attention_only(self) -> bool:
-        """False when some layers carry a recurrent state that cannot be cropped or masked by document."""
-        return set(self.layer_types) <= PLAIN_LAYERS
-
-    def _cut(self, layers: int) -> Any:
-        trunk = copy.copy(self.decoder)
-        # copy.copy shares the module table; a table of its own lets `layers` differ.
-        trunk._modules = dict(self.decoder._modules)
-        trunk._modules["layers"] = nn.ModuleList(list(self.decoder.layers)[:layers])
-        return trunk
 
     def copied_to(self, device: torch.device) -> Target:
         """The same target on another device, or once more on this one: two threads must not share one."""
@@ -118,72 +35,6 @@ class Target:
         made = Target(model.to(device), self.taps)
         made.prefill.like(self.prefill)
         return made
-
-    def _recorder(self, tap: int) -> Any:
-        def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-            if self._recorded is not None:
-                self._recorded[tap] = output[0] if isinstance(output, tuple) else output
-
-        return keep
-
-    @contextmanager
-    def recording(self) -> Iterator[dict[int, Tensor]]:
-        """Collect the taps' outputs of the forward passes inside."""
-        self._recorded = {}
-        try:
-            yield self._recorded
-        finally:
-            self._recorded = None
-
-    @contextmanager
-    def widened(self, wish: bool) -> Iterator[None]:
-        """All weights in float32 inside, when wished; bfloat16 weights come back unchanged.
-
-        Weights only: `Module.to` would also round the buffers, among them RoPE's frequencies.
-        """
-        narrow = [weight for weight in self.model.parameters() if wish and weight.dtype != torch.float32]
-        dtypes = [weight.dtype for weight in narrow]
-        for weight in narrow:
-            weight.data = weight.data.float()
-        try:
-            yield
-        finally:
-            for weight, dtype in zip(narrow, dtypes, strict=True):
-                weight.data = weight.data.to(dtype)
-
-    def join(self, recorded: dict[int, Tensor]) -> Tensor:
-        return torch.cat([recorded[tap] for tap in self.taps], dim=-1)
-
-    @torch.no_grad()
-    def run(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor | None = None,
-        cache: Any = None,
-        full: bool = False,
-    ) -> States:
-        """One forward pass.
-
-        Args:
-            tokens, positions: [R, S].
-            mask: [R, 1, S, cached + S] bool, true where seen; None: the model's own causal mask.
-            cache: a transformers Cache that already holds earlier tokens, and gets these.
-            full: run every layer and the final norm, for labels or for decoding.
-        """
-        decoder = self.decoder if full else self.trunk
-        arguments: dict[str, Any] = {"use_cache": cache is not None}
-        if cache is not None:
-            arguments[self.cache_keyword] = cache
-        return self.recorded(
-            decoder, full, input_ids=tokens, position_ids=positions, attention_mask=mask, **arguments
-        )
-
-    def recorded(self, decoder: Any, full: bool, **arguments: Any) -> States:
-        """States of one call of a decoder that has this target's layers."""
-        with self.recording() as recorded:
-            output = decoder(**arguments)
-            return States(self.join(recorded), output.last_hidden_state if full else None)
 
     def states(
         self,
@@ -212,37 +63,6 @@ class Target:
         if plain and self.config._attn_implementation == "sdpa":
             return self.run(tokens, positions, mask=dense_within(first_seen(documents, None)), full=full)
         return self.one_document_at_a_time(tokens, positions, documents, full)
-
-    def one_document_at_a_time(
-        self, tokens: Tensor, positions: Tensor, documents: Tensor, full: bool
-    ) -> States:
-        """The definition of `states`: right for every architecture, and slow."""
-        taps = torch.zeros(
-            *tokens.shape, len(self.taps) * self.hidden_size, dtype=self.dtype, device=self.device
-        )
-        final = (
-            torch.zeros(*tokens.shape, self.hidden_size, dtype=self.dtype, device=self.device)
-            if full
-            else None
-        )
-        for row in range(tokens.shape[0]):
-            _, lengths = documents[row].unique_consecutive(return_counts=True)
-            start = 0
-            for length in lengths.tolist():
-                part = slice(start, start + length)
-                got = self.run(tokens[row : row + 1, part], positions[row : row + 1, part], full=full)
-                taps[row, part] = got.taps[0]
-                if final is not None and got.final is not None:
-                    final[row, part] = got.final[0]
-                start += length
-        return States(taps, final)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.head_weight.dtype
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return torch.nn.functional.linear(hidden, self.head_weight)
 
 
 def is_single(documents: Tensor) -> bool:
@@ -280,7 +100,7 @@ def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: tor
             next="the target's config.json and its weights do not belong together",
         )
     target = Target(model.to(device), taps)
-    if (off := head_off(target)) > NEAR:  # whatever key of its config.json bends them
+    if (off := _head_off(target)) > NEAR:  # whatever key of its config.json bends them
         raise ConfigError(
             f"the target's logits are {off:.0%} off what its head makes of its last hidden states: drafters "
             "use embedding and head as they are",
@@ -288,3 +108,14 @@ def load_target(path: Path, taps: Sequence[int], dtype: torch.dtype, device: tor
             next="give a target that neither scales nor caps its logits",
         )
     return target
+
+
+@torch.no_grad()
+def _head_off(target: Target) -> float:
+    """Relative distance of the target's own logits from its head's product with its last hidden states, which
+    drafters, and whoever serves them, take for its choice.
+    """
+    tokens = 7919 * torch.arange(1, 9, device=target.device)[None] % target.vocabulary
+    states = target.run(tokens, torch.arange(8, device=target.device)[None], full=True)
+    assert states.final is not None
+    return far(target.logits(states.final), target.model(input_ids=tokens, use_cache=False).logits)

@@ -20,7 +20,8 @@ from trainer.data.dataset import Dataset
 from trainer.data.packing import Rows
 from trainer.errors import DataError
 from trainer.model.ends import is_whole
-from trainer.model.target import States, Target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target
 from trainer.run import preflight
 from trainer.run.selfcheck import check, check_taps
 from trainer.run.setup import Assembled

@@ -23,7 +23,8 @@ from trainer.data.packing import Rows
 from trainer.errors import Refused
 from trainer.model.attention_spans import Spans, seen_by_kernels
 from trainer.model.plain_states import allowed, far, plain_states
-from trainer.model.target import States, Target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target
 from trainer.training.objective import Blocks
 from trainer.training.step import DrafterStep
 

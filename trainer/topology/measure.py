@@ -17,7 +17,8 @@ from trainer.data.batch import Batch
 from trainer.data.packing import Rows
 from trainer.model.drafter import Drafter
 from trainer.model.ends import bytes_of, ends_bytes
-from trainer.model.target import States, Target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target
 from trainer.sections import TrainConfig
 from trainer.topology.plan import Rates
 from trainer.topology.start import part_of

@@ -24,7 +24,8 @@ from trainer.data.dataset import Dataset
 from trainer.data.packing import Rows
 from trainer.errors import TrainerError
 from trainer.machine import peaks
-from trainer.model.target import States, Target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target
 from trainer.process.runfiles import RunFiles
 from trainer.sections import TrainConfig
 from trainer.topology import slots as memory

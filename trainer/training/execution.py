@@ -25,7 +25,7 @@ from trainer.data.packing import Rows
 from trainer.errors import ConfigError, TrainerError
 from trainer.model.drafter import Drafter
 from trainer.model.gpu_kernels import why_none_here
-from trainer.model.target import States
+from trainer.model.tapped_model import States
 from trainer.training.captured_update import CapturedUpdates
 from trainer.training.graphs import WARMUP, Graph, Replayable, hold
 from trainer.training.loss import Sums

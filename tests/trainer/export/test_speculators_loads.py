@@ -24,7 +24,8 @@ from trainer.data.batch import Batch
 from trainer.data.packing import pack
 from trainer.errors import ConfigError
 from trainer.export.commands import export, import_drafter
-from trainer.model.target import States, Target, load_target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target, load_target
 from trainer.model.target_identity import TargetIdentity
 from trainer.training.step import DrafterStep
 

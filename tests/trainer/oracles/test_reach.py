@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainer.data.batch import Batch
 from trainer.data.packing import Rows, pack
 from trainer.model.drafter import Drafter
-from trainer.model.target import States, Target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target
 from trainer.training.objective import Blocks, make_blocks
 from trainer.training.step import DrafterStep
 

@@ -23,7 +23,8 @@ from trainer.data.batch import Batch
 from trainer.data.packing import Rows, pack
 from trainer.model.drafter import Drafter
 from trainer.model.mask import bounds, dense_mask
-from trainer.model.target import States, Target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target
 from trainer.training.objective import dpace_weights
 from trainer.training.step import DrafterStep
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from trainer import config as configs
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError
-from trainer.model.target import States, Target
+from trainer.model.tapped_model import States
+from trainer.model.target import Target
 from trainer.run.setup import assemble
 from trainer.sections import TrainConfig
 from trainer.topology import planning
