@@ -54,6 +54,15 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
             line = line[file.write(line) or 0 :]
 
 
+def sync(path: Path) -> None:
+    """Have a file's bytes, or a folder's names, on disk, also when the machine goes down right after it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def lock(path: Path) -> int:
     """A descriptor that holds the run folder's file `path` locked until it is closed.
 

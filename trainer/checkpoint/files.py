@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -28,6 +27,7 @@ from trainer.checkpoint.tensorfile import write_pieces, write_tensors
 from trainer.errors import TrainerError
 from trainer.model.drafter import Drafter
 from trainer.training.optim import DrafterOptimizer
+from trainer.writing import sync
 
 VERSION = 2
 FOLDER = re.compile(r"step-\d{7,}")
@@ -130,13 +130,13 @@ def write(root: Path, snapshot: Snapshot) -> Path:
     try:
         aside.mkdir(parents=True)
         _fill(aside, snapshot)
-        _sync(aside)
+        sync(aside)
         if final.exists():  # of an earlier life of the run, damaged or not
             replaced = root / f".{final.name}.old"
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         aside.rename(final)
-        _sync(root)
+        sync(root)
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -171,14 +171,6 @@ def _fill(folder: Path, snapshot: Snapshot) -> None:
     }
     text = json.dumps({"files": files, "version": VERSION}, indent=1, sort_keys=True) + "\n"
     write_pieces(folder / "checksums.json", iter([text.encode()]))
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def mark_best(root: Path, folder: Path) -> None:

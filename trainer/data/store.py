@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from trainer.data.reader import Documents
 from trainer.errors import ConfigError, DataError
-from trainer.writing import make_folder
+from trainer.writing import make_folder, sync
 
 VERSION = 1
 PARTS = ("tokens.bin", "supervised.bin", "ends.bin", "origins.bin", "bad_rows.jsonl")
@@ -166,7 +166,7 @@ class Writer:
         (self.partial / "journal.json").unlink()
         (self.partial / "lock").unlink()
         self.partial.rename(self.final)
-        _sync(self.final.parent)
+        sync(self.final.parent)
         return self.final
 
     def close(self) -> None:
@@ -285,12 +285,4 @@ def _replace(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)

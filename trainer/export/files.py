@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trainer.errors import TrainerError
 from trainer.model.folder import CONFIG, WEIGHTS, refuse_existing
+from trainer.writing import sync
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
@@ -38,20 +39,12 @@ def write_folder(folder: Path, config: Mapping[str, Any], state: Mapping[str, Te
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (aside / CONFIG).write_text(text, encoding="utf-8")
         for path in (aside / WEIGHTS, aside / CONFIG, aside):
-            _sync(path)
+            sync(path)
         aside.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise TrainerError(f"cannot write: {error.strerror}", where=str(folder)) from None
     except SafetensorError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise TrainerError(f"cannot write: {error}", where=str(folder)) from None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
