@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Numbers and errors as a person reads them."""
 
 from __future__ import annotations
 
@@ -16,3 +16,12 @@ def duration(seconds: float | None) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def first_line(error: BaseException, kind: bool = False) -> str:
+    """The first line of what an error says; its kind where it says nothing. `kind`: that before it, too."""
+    name = type(error).__name__
+    said = str(error).strip().partition("\n")[0].rstrip()
+    if not said:
+        return name
+    return f"{name}: {said}" if kind else said

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trainer.errors import ConfigError
 from trainer.shortage import is_shortage
+from trainer.words import first_line
 
 Model = TypeVar("Model")
 
@@ -44,8 +45,7 @@ def told_by_transformers(what: str, where: Path, next: str) -> Iterator[None]:
             raise
         # A configuration that contradicts itself names only its validator; the reason is the cause.
         told = error.__cause__ if isinstance(error, StrictDataclassError) else error
-        first = str(told or error).strip().split("\n")[0]
-        raise ConfigError(f"{what}: {first}", where=str(where), next=next) from error
+        raise ConfigError(f"{what}: {first_line(told or error)}", where=str(where), next=next) from error
 
 
 def config_of(path: Path) -> Any:

@@ -14,6 +14,8 @@ from functools import cache
 
 import torch
 
+from trainer.words import first_line
+
 LEAST_CAPABILITY = (8, 0)
 
 
@@ -58,7 +60,7 @@ def driver_problem() -> str | None:
     except subprocess.CalledProcessError as error:  # what the compiler said is in the log
         return f"{error.cmd[0]} fails; it needs Python's headers (python3-dev) and libcuda"
     except Exception as error:  # of any version of Triton
-        return str(error).strip().split("\n")[0] or type(error).__name__
+        return first_line(error)
     return None
 
 

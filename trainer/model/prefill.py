@@ -30,6 +30,7 @@ from trainer.model.flex import flex_capped, flex_within
 from trainer.model.plain_states import allowed, far, plain_states
 from trainer.model.tapped_model import States, TappedModel
 from trainer.model.within import dense_within, first_seen
+from trainer.words import first_line
 
 Say = Callable[[str], None]
 Masks = dict[int | None, BlockMask | Tensor | None]
@@ -210,7 +211,7 @@ class Prefill:
         except NotUnderstood as error:
             return str(error)
         except Exception as error:  # of any architecture and any compiler
-            return self._unfit() if self._step_down(False, error) else _first_line(error)
+            return self._unfit() if self._step_down(False, error) else first_line(error, kind=True)
         if masks.windows != self.windows:
             return "its layers do not ask for the windows that its config.json tells"
         wanted = target.one_document_at_a_time(tokens, positions, documents, full=True)
@@ -262,7 +263,7 @@ class Prefill:
             self.attention, told = "sdpa", "flex attention fails here, dense masks take its place"
         else:
             return False
-        self.say(f"WARNING: the target reads rows slower: {told}: {_first_line(error)}")
+        self.say(f"WARNING: the target reads rows slower: {told}: {first_line(error, kind=True)}")
         return True
 
     @torch.no_grad()
@@ -283,11 +284,6 @@ class Prefill:
             yield
         finally:
             config._attn_implementation = before
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _to_stderr(text: str) -> None:

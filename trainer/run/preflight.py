@@ -16,7 +16,7 @@ from trainer.errors import DoesNotFit, Refused
 from trainer.machine import available_memory
 from trainer.shortage import is_shortage, sizes
 from trainer.training.optim import DrafterOptimizer, trained_bytes
-from trainer.words import plural
+from trainer.words import first_line, plural
 
 
 def gib(size: float) -> str:
@@ -101,9 +101,8 @@ def kernels_wanted() -> Iterator[None]:
     except Exception as error:
         if not _of_kernels(error):
             raise
-        first = str(error).strip().split("\n")[0] or type(error).__name__
         raise Refused(
-            f"a GPU kernel cannot be built or started: {type(error).__name__}: {first}",
+            f"a GPU kernel cannot be built or started: {first_line(error, kind=True)}",
             where="kernels",
             next="mend that there; dflashctl doctor looks at the compiler that kernels need, too",
         ) from error

@@ -18,12 +18,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.errors import TrainerError
+from trainer.words import first_line
 
 POLL_S = 0.0005
 """Between looks at a collective that is under way: they take about as long."""
 MEET_S = 300.0
 LIBRARY_WAIT_S = 24 * 3600.0
 """The library's own limit lies far above ours, which say what was waited for."""
+SAID_CHARS = 300
+"""Of the library's errors, whose first line may be a page."""
 
 _scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # the later name first
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -66,7 +69,9 @@ class Ranks:
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=LIBRARY_WAIT_S))
         except (RuntimeError, ValueError) as error:
-            raise PeerLost(f"the ranks did not meet: {_first_line(error)}", where=self._where) from error
+            raise PeerLost(
+                f"the ranks did not meet: {first_line(error)[:SAID_CHARS]}", where=self._where
+            ) from error
 
     def first_ones(self, count: int) -> Ranks | None:
         """The first `count` ranks as a group of their own; None for the others, who must call it too."""
@@ -135,12 +140,8 @@ class Ranks:
                 time.sleep(POLL_S)
             work.wait()
         except RuntimeError as error:
-            raise PeerLost(f"{what}: {_first_line(error)}", where=self._where) from error
+            raise PeerLost(f"{what}: {first_line(error)[:SAID_CHARS]}", where=self._where) from error
 
     @property
     def _where(self) -> str:
         return f"rank {self.rank} of {self.size}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:300]
