@@ -62,17 +62,15 @@ class Data:
     row_tokens: int = ranged(256, low=16)  # tokens of a packed row
     rows: int = ranged(1024, low=1)  # how many are made
     continuations: bool = True  # the target continues short prompts; false: rows are the text itself, packed
-    states: Literal["cached", "online"] = (
-        "cached"  # of packed text: read by the target once, or at every step
-    )
+    # of packed text: read by the target once, or at every step
+    states: Literal["cached", "online"] = "cached"
     prompt_tokens: int = ranged(48, low=1)  # continuations: of each prompt
     greedy_share: float = ranged(0.5, low=0.0, high=1.0)  # the other rows are sampled at `temperature`
     temperature: float = ranged(0.7, low=0.01)  # continuations: of the sampled ones
     batch: int = ranged(128, low=1)  # continuations: prompts that the target continues at once
     budget_s: float | None = ranged(None, low=0.1)  # stop making rows after this time
-    max_bad_rows: int = ranged(
-        8, low=0
-    )  # rows with non-finite hidden states that are skipped before the run ends
+    # rows with non-finite hidden states that are skipped before the run ends
+    max_bad_rows: int = ranged(8, low=0)
 
 
 @dataclass(frozen=True)
@@ -112,9 +110,8 @@ class Optimizer:
     eps: float = ranged(1e-8, low=0.0)  # adamw's
     momentum: float = ranged(0.95, low=0.0, high=0.9999)  # of the update's direction
     clip: float = ranged(1.0, low=0.0)  # largest norm of the whole gradient; 0: no clipping
-    max_bad_steps: int = ranged(
-        8, low=0
-    )  # steps in a row with a non-finite gradient that are skipped before the run ends
+    # steps in a row with a non-finite gradient that are skipped before the run ends
+    max_bad_steps: int = ranged(8, low=0)
     groups: list[ParameterGroup] = field(
         default_factory=lambda: [
             ParameterGroup("matrices", ["*_proj.weight", "fc.weight"]),
@@ -139,9 +136,8 @@ class Budget:
 
     steps: int | None = ranged(None, low=1)  # of the optimizer
     train_s: float | None = ranged(None, low=0.1)  # of training, loading and evaluation apart
-    total_s: float | None = ranged(
-        None, low=1.0
-    )  # the whole program, with the last evaluation's time set aside
+    # the whole program, with the last evaluation's time set aside
+    total_s: float | None = ranged(None, low=1.0)
 
 
 @dataclass(frozen=True)
@@ -154,9 +150,8 @@ class Evaluate:
     new_tokens: int = ranged(128, low=2)  # decoded after each
     first_tokens: int = ranged(32, low=1)  # of these, the first are measured by themselves, too
     temperature: float = ranged(0.7, low=0.01)  # of sampled decoding
-    dtype: Literal["float32", "target"] = (
-        "float32"  # float32: exact comparison, at twice a bfloat16 target's memory
-    )
+    # float32: exact comparison, at twice a bfloat16 target's memory
+    dtype: Literal["float32", "target"] = "float32"
     lookup_ngram: int = ranged(3, low=1)  # of prompt lookup, the baseline
     # During training: real greedy decoding of a few prompts (which checkpoint is the best follows it), and
     # prefix-match on the same prompts, which costs one forward pass and is checked against it.
@@ -180,9 +175,8 @@ class Checkpoint:
 class Logging:
     """Where figures go besides the console and metrics.jsonl."""
 
-    trackers: list[Literal["tensorboard", "wandb", "trackio"]] | None = (
-        None  # null: tensorboard, if it is there
-    )
+    # null: tensorboard, if it is there
+    trackers: list[Literal["tensorboard", "wandb", "trackio"]] | None = None
     project: str = "dflash"  # wandb's and trackio's
 
 
@@ -190,9 +184,8 @@ class Logging:
 class Policy:
     """Compile policy of the threaded topology; the others have `execution`."""
 
-    mode: Literal["eager", "inductor", "reduce-overhead", "reduce-overhead-no-trees"] = (
-        "eager"  # of compiling
-    )
+    # of compiling
+    mode: Literal["eager", "inductor", "reduce-overhead", "reduce-overhead-no-trees"] = "eager"
     tls: Literal["none", "local", "stashed"] = "none"  # what a thread sets up for the graph trees' state
     warmup: Literal["lazy", "main-thread", "own-thread"] = "lazy"  # who runs the first forward and backward
     start: Literal["parallel", "sequential"] = "parallel"  # whether a thread waits for the one before it
@@ -220,9 +213,8 @@ class TrainConfig:
     token_budget: int = ranged(2048, low=16)  # context tokens of one batch: token_budget // row_tokens rows
     micro_rows: int | None = ranged(None, low=1)  # rows of one forward; null: the whole batch
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if torch sees one
-    precision: Literal["auto", "float32", "bfloat16"] = (
-        "auto"  # of the drafter's products; weights stay float32
-    )
+    # of the drafter's products; weights stay float32
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     attention: Literal["auto", "dense", "flex", "triton"] = "auto"  # auto: triton on a GPU, else dense
     execution: Literal["eager", "compiled", "captured"] = "eager"  # of the drafter's step; captured: GPU only
     threads: int | None = ranged(None, low=1)  # null: the cores that this process may use

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from trainer.model.tapped_model import TappedModel
 
-NEAR = (
-    0.05  # relative; what narrow numbers and another order of adding may change, in a target of some layers
-)
+# Relative: what narrow numbers and another order of adding may change, in a target of some layers
+NEAR = 0.05
 TIMES = 4  # as far as transformers' own two ways are apart may another right way be, with something to spare
 
 

@@ -36,9 +36,8 @@ class States:
     """What the target computed for rows of tokens."""
 
     taps: Tensor  # [R, S, K * H], side by side in the order of the taps
-    final: Tensor | None = (
-        None  # [R, S, H], what the head reads; None when the target stopped at its last tap
-    )
+    # [R, S, H], what the head reads; None when the target stopped at its last tap
+    final: Tensor | None = None
 
 
 class TappedModel:
