@@ -85,9 +85,8 @@ DESCENDS = Needs(
 )
 SLIDES = Needs(
     "sliding_attention in drafter.layer_types",
-    lambda config: (
-        not {"full_attention"}.issuperset(config.drafter.layer_types or [])
-    ),  # misspelt: told already
+    # One that is misspelt is told already.
+    lambda config: not {"full_attention"}.issuperset(config.drafter.layer_types or []),
     lambda config: "no layer slides",
 )
 TAPS_LEFT_OUT = Needs(

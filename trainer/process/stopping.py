@@ -14,9 +14,8 @@ import threading
 import time
 from types import FrameType
 
-SECOND_AFTER_S = (
-    2.0  # a signal that comes sooner is the first one's echo: a terminal and a launcher both send it
-)
+# A signal that comes sooner is the first one's echo: a terminal and a launcher both send it
+SECOND_AFTER_S = 2.0
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

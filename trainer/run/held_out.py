@@ -23,9 +23,8 @@ from trainer.training.objective import make_blocks
 from trainer.training.step import DrafterStep
 
 SHOWS_FROM = 1.3  # promised lengths below this show nothing
-LEAST_SHARE = (
-    0.7  # of the drafted tokens that are promised, real decoding must accept; rounding costs a few %
-)
+# Of the drafted tokens that are promised, real decoding must accept; rounding costs a few %
+LEAST_SHARE = 0.7
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,8 @@ class HeldOut:
         lengths = torch.tensor([min(len(line), tokens.shape[1]) for line in lines])
         for row, (line, length) in enumerate(zip(lines, lengths.tolist(), strict=True)):
             tokens[row, :length] = torch.tensor(line[:length])
-        rows = from_tokens(
-            tokens.to(target.device), 0
-        )  # what follows a text is read after it, so changes nothing
+        # What follows a text is read after it, so changes nothing.
+        rows = from_tokens(tokens.to(target.device), 0)
         anchors = torch.arange(start, start + first_tokens).expand(len(lines), -1)
         # Whole blocks only: one that the text's end cuts short would count as a miss.
         keep = (anchors + size <= lengths[:, None]).to(target.device)

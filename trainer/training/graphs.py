@@ -11,9 +11,8 @@ from torch import Tensor
 from trainer.errors import Refused
 
 WARMUP = 2  # runs of a shape in which it may compile: the second meets gradients that are there already
-GATE_ERROR = (
-    0.02  # relative; bfloat16 sums in another order differ by less, a graph that reads old data by more
-)
+# Relative; bfloat16 sums in another order differ by less, a graph that reads old data by more
+GATE_ERROR = 0.02
 
 
 class Replayable(Protocol):
