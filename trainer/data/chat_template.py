@@ -25,7 +25,7 @@ from trainer.data.lines import BadRow
 from trainer.errors import ConfigError
 
 DEFAULT_DATE = "2026-01-01"
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 Span = tuple[int, int]
 Messages = list[dict[str, Any]]
 
@@ -123,7 +123,7 @@ class ChatTemplate:
     def __init__(self, text: str | dict[str, str], mode: Mode, tokens: dict[str, str], where: str) -> None:
         self.text = {"default": text} if isinstance(text, str) else text
         self.mode, self.tokens, self.where = mode, tokens, where
-        self.marked = all(_GENERATION.search(each) for each in self.text.values())
+        self._marked = {name for name, each in self.text.items() if _GENERATION.search(each)}
         day = datetime.date.fromisoformat(mode.date)
         environment = _environment()
         environment.globals["strftime_now"] = lambda form: day.strftime(form)
@@ -138,6 +138,13 @@ class ChatTemplate:
     def uses_date(self) -> bool:
         return any("strftime_now" in each for each in self.text.values())
 
+    def marked(self, tools: list[Any] | None) -> bool:
+        """Whether the template, or its variant for these tools, says itself what the assistant wrote."""
+        return self._name(tools) in self._marked
+
+    def _name(self, tools: list[Any] | None) -> str:
+        return "tool_use" if tools and "tool_use" in self._compiled else "default"
+
     def render(
         self, messages: Messages, tools: list[Any] | None, generation_prompt: bool, mode: Mode | None = None
     ) -> str:
@@ -147,16 +154,15 @@ class ChatTemplate:
             BadRow: the template refuses these messages.
         """
         text = self.raw(messages, tools, generation_prompt, mode)
-        return text.replace(OPEN, "").replace(CLOSE, "") if self.marked else text
+        return text.replace(OPEN, "").replace(CLOSE, "") if self.marked(tools) else text
 
     def raw(
         self, messages: Messages, tools: list[Any] | None, generation_prompt: bool, mode: Mode | None = None
     ) -> str:
         """As `render`, with the marks of `{% generation %}` blocks left in."""
-        name = "tool_use" if tools and "tool_use" in self._compiled else "default"
         values = {**self.tokens, **(mode or self.mode).variables()}
         try:
-            return self._compiled[name].render(
+            return self._compiled[self._name(tools)].render(
                 messages=messages,
                 tools=tools,
                 documents=None,

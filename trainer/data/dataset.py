@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.data import prompts as texts
-from trainer.data.anchors import needed_width
+from trainer.data.anchors import needed_width, valid_anchors
 from trainer.data.bad_rows import newly_bad
 from trainer.data.batch import Batch, without_bad_rows
 from trainer.data.continuations import write
@@ -51,6 +51,11 @@ class Dataset:
         if isinstance(self.rows, StoredRows):
             return self.rows.needed_width(per_document)
         return needed_width(self.rows, per_document)
+
+    def has_anchors(self) -> bool:
+        """Whether any token may start a block; else nothing can be trained on."""
+        rows = self.rows
+        return rows.has_anchors() if isinstance(rows, StoredRows) else bool(valid_anchors(rows).any())
 
     def describe(self) -> str:
         """One line for the log."""

@@ -61,6 +61,8 @@ class Encoder:
         self._bytes = byte_table(self.tokenizer)
         if self._bytes is not None:
             self._lengths = np.array([len(each) for each in self._bytes], dtype=np.int64)
+        unknown = getattr(self.tokenizer.model, "unk_token", None)
+        self._unknown = None if unknown is None else self.tokenizer.token_to_id(unknown)
         self._around: tuple[list[int], list[int]] | None = None
 
     def conversations(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[Encoded | BadRow]:
@@ -81,18 +83,35 @@ class Encoder:
                 found.append(error)
         return found
 
-    def plain(self, texts: Sequence[str]) -> list[Encoded]:
+    def plain(self, texts: Sequence[str]) -> list[Encoded | BadRow]:
         """Encode plain texts with what the tokenizer puts around one, and an end token; the beginning token
-        is nobody's words and not trained on.
+        is nobody's words and not trained on. A text that the tokenizer has no tokens for comes back as a
+        BadRow.
         """
         before, after = self._put_around()
-        found = []
-        for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+        found: list[Encoded | BadRow] = []
+        whole = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        for text, encoding in zip(texts, whole, strict=True):
+            if not self._has_all(text, encoding.ids):
+                found.append(BadRow("the target's tokenizer has no tokens for some of its characters"))
+                continue
             ids = np.array([*before, *encoding.ids, *after], dtype=np.int32)
             supervised = np.ones(len(ids), dtype=np.bool_)
             supervised[: len(before)] = False
             found.append(Encoded(ids, supervised))
         return found
+
+    def _has_all(self, text: str, ids: list[int]) -> bool:
+        """Whether the tokens stand for all of a text, but for white space, which some swallow or add; a
+        tokenizer that normalizes is taken at its word.
+        """
+        if self._bytes is None:
+            return self._unknown not in ids
+        spelt = self._spelt(ids)
+        if spelt == text.encode():
+            return True
+        normal, _ = _normalised(self.tokenizer, text, [])
+        return b"".join(spelt.split()) == b"".join(normal.encode().split())
 
     def _put_around(self) -> tuple[list[int], list[int]]:
         if self._around is None:

@@ -23,7 +23,7 @@ BATCH_CHARACTERS = 1 << 19  # encoded at once: enough to be quick, little enough
 
 
 RULES = (
-    2  # raised when the same rows and settings give other tokens or another mask: their store is another one
+    3  # raised when the same rows and settings give other tokens or another mask: their store is another one
 )
 
 

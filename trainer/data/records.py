@@ -88,7 +88,7 @@ def _conversation(value: Mapping[str, Any], key: str, need_answer: bool) -> Conv
         raise BadRow(f"{key}: the conversation is empty")
     messages = [_message(each, f"{key}[{number}]") for number, each in enumerate(listed)]
     answers = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
-    untrained = [n for n in answers if listed[n].get("weight") == 0]
+    untrained = [n for n in answers if _without_weight(listed[n].get("weight"), f"{key}[{n}]")]
     if need_answer and not answers:
         raise BadRow(f"{key}: no message by the assistant, so nothing to train on")
     if need_answer and untrained == answers:
@@ -96,6 +96,13 @@ def _conversation(value: Mapping[str, Any], key: str, need_answer: bool) -> Conv
     whole = _with_system(messages, value.get("system"))
     moved = len(whole) - len(messages)
     return Conversation(whole, _tools(value.get("tools")), frozenset(n + moved for n in untrained))
+
+
+def _without_weight(weight: Any, where: str) -> bool:
+    """Whether an answer is context alone; left out, it is trained on."""
+    if weight is not None and (not isinstance(weight, (int, float)) or weight not in (0, 1)):
+        raise BadRow(f"{where}.weight: {weight!r} is neither 0 nor 1")
+    return weight is not None and weight == 0
 
 
 def _with_system(messages: list[dict[str, Any]], said: Any) -> list[dict[str, Any]]:

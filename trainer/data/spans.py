@@ -18,10 +18,8 @@ from typing import Any
 
 from trainer.data.chat_template import CLOSE, OPEN, ChatTemplate, Messages, Mode, Span
 from trainer.data.lines import BadRow
+from trainer.data.marks import MOST_MESSAGES, blocks, mark, without_marks
 from trainer.errors import ConfigError
-
-FIRST_NUMBER, MOST_MESSAGES = 0xE000, 6400  # the private-use characters number the messages
-_BLOCK = re.compile(f"[{OPEN}{CLOSE}]")
 
 
 @dataclass(frozen=True)
@@ -84,16 +82,26 @@ class SpanFinder:
             BadRow: the template refuses it or leaves out an answer, or a span cannot be proven.
         """
         self._refuse_special(messages)
-        if self.template.marked:
-            rendered = _read_marks(self.template.raw(messages, tools, False))
+        if self.template.marked(tools):
+            rendered = Rendered(*blocks(self.template.raw(messages, tools, False)))
+            first = self._blocks_before(messages, tools) if last_only else 0
         else:
             rendered = self._by_marks(messages, tools) or self._by_prefixes(messages, tools)
+            first = len(rendered.spans) - 1 if last_only else 0
+        rendered = Rendered(rendered.text, rendered.spans[first:], rendered.other_mode)
         if not rendered.spans:
             raise BadRow("the chat template writes nothing by the assistant here")
-        if last_only:
-            rendered = Rendered(rendered.text, rendered.spans[-1:], rendered.other_mode)
         self._refuse_silence(rendered)
         return rendered
+
+    def _blocks_before(self, messages: Messages, tools: list[Any] | None) -> int:
+        """How many blocks of the template are of earlier answers than the last message: an answer may have
+        several, a thought's and its words', or none.
+        """
+        earlier = messages[:-1]
+        if all(message["role"] != "assistant" for message in earlier):
+            return 0
+        return len(blocks(self.template.raw(earlier, tools, False))[1])
 
     def _refuse_silence(self, rendered: Rendered) -> None:
         """No message here says nothing, so where the text does, the template left out what was said: calls of
@@ -115,11 +123,11 @@ class SpanFinder:
 
     def _by_marks(self, messages: Messages, tools: list[Any] | None) -> Rendered | None:
         """None when the marks change what the template writes, or do not settle the matter."""
-        text = self.template.render(messages, tools, False)
-        marked = self.template.render([_mark(each, n) for n, each in enumerate(messages)], tools, False)
         if len(messages) > MOST_MESSAGES:
             return None
-        unmarked, inside = _without_marks(marked)
+        text = self.template.render(messages, tools, False)
+        marked = self.template.render([mark(each, n) for n, each in enumerate(messages)], tools, False)
+        unmarked, inside = without_marks(marked)
         if unmarked != text:
             return None
         spans: list[Span] = []
@@ -138,7 +146,10 @@ class SpanFinder:
             if begun is None:
                 return None
             start, other = begun
-            spans.append((start, self._end(text, here[1], following[0] if following else len(text))))
+            stop = self._end(text, here[1], following[0] if following else len(text))
+            if any(start < place < stop for each in inside if each != number for place in inside[each]):
+                return None  # it is written a second time, behind what others say
+            spans.append((start, stop))
         return Rendered(text, tuple(spans), other)
 
     def _by_prefixes(self, messages: Messages, tools: list[Any] | None) -> Rendered:
@@ -222,13 +233,13 @@ class SpanFinder:
             before = question
         if role == "tool":
             before = [*question, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        last = _mark({"role": role, "content": "x"}, 0)
+        last = mark({"role": role, "content": "x"}, 0)
         tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
         try:
             marked = self.template.render([*before, last], [tool] if tools else None, True, mode)
         except BadRow:
             return None
-        text, inside = _without_marks(marked)
+        text, inside = without_marks(marked)
         return text[inside[0][1] :] if inside else None
 
 
@@ -243,58 +254,3 @@ def _texts(message: dict[str, Any]) -> list[str]:
     for call in message.get("tool_calls", []):
         found += [call["function"]["name"], str(call["function"]["arguments"])]
     return found
-
-
-def _mark(message: dict[str, Any], number: int) -> dict[str, Any]:
-    """The message with marks around what it says: inside its outer white space, which templates may strip."""
-    mark = OPEN + chr(FIRST_NUMBER + number)
-
-    def around(text: str) -> str:
-        core = text.strip()
-        if not core:
-            return text
-        start = text.index(core)
-        return f"{text[:start]}{mark}{core}{mark}{text[start + len(core) :]}"
-
-    marked = {**message, "content": around(message["content"])}
-    for name in ("reasoning_content", "thinking"):
-        if name in message:
-            marked[name] = around(message[name])
-    if "tool_calls" in message:
-        marked["tool_calls"] = [
-            {**call, "function": {**call["function"], "name": around(call["function"]["name"])}}
-            for call in message["tool_calls"]
-        ]
-    return marked
-
-
-def _without_marks(marked: str) -> tuple[str, dict[int, Span]]:
-    """The text, and for each message the places in it of its first and its last mark."""
-    head, *rest = marked.split(OPEN)
-    pieces, size = [head], len(head)
-    places: dict[int, Span] = {}
-    for part in rest:
-        number = ord(part[0]) - FIRST_NUMBER
-        places[number] = (places[number][0] if number in places else size, size)
-        pieces.append(part[1:])
-        size += len(part) - 1
-    return "".join(pieces), places
-
-
-def _read_marks(marked: str) -> Rendered:
-    """The text of a template with `{% generation %}` blocks, and where they were."""
-    pieces, spans, length, depth, start = [], [], 0, 0, 0
-    at = 0
-    for mark in _BLOCK.finditer(marked):
-        pieces.append(marked[at : mark.start()])
-        length += mark.start() - at
-        at = mark.end()
-        if mark[0] == OPEN:
-            start = length if depth == 0 else start
-            depth += 1
-        else:
-            depth -= 1
-            if depth == 0 and length > start:
-                spans.append((start, length))
-    pieces.append(marked[at:])
-    return Rendered("".join(pieces), tuple(spans))

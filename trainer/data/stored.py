@@ -9,6 +9,7 @@ Rows R, row tokens S, pieces P.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -136,10 +137,17 @@ class StoredRows:
         anchors = np.minimum(self._valid_anchors(), per_document)
         return max(1, max(int(anchors[row].sum()) for row in self._epoch(0)))
 
+    def has_anchors(self) -> bool:
+        """Whether any token may start a block."""
+        return any(bool(valid.any()) for valid in self._counted())
+
     def _valid_anchors(self) -> NDArray[np.int64]:
-        """[P] tokens of each piece that may start a block: supervised, not its first, and so is the next."""
+        """[P] tokens of each piece that may start a block."""
+        return np.concatenate([valid for valid in self._counted()])
+
+    def _counted(self) -> Iterator[NDArray[np.int64]]:
+        """How many tokens of each piece may start a block: supervised, not its first, and so is the next."""
         first, last = self.pieces.starts + 1, self.pieces.starts + self.pieces.lengths - 1
-        valid = np.zeros(len(first), dtype=np.int64)
         # A stretch of the store at a time: it may be larger than memory.
         groups = np.flatnonzero(np.diff(last // COUNTED_AT_ONCE, prepend=-1))
         for start, stop in zip(groups, [*groups[1:], len(first)], strict=True):
@@ -147,5 +155,4 @@ class StoredRows:
             marks = np.asarray(self.store.supervised[low:high])
             pairs = np.concatenate([[0], np.cumsum(marks[:-1] & marks[1:], dtype=np.int64)])
             a, b = (np.minimum(ends[start:stop] - low, len(marks) - 1) for ends in (first, last))
-            valid[start:stop] = np.where(b > a, pairs[b] - pairs[a], 0)
-        return valid
+            yield np.where(b > a, pairs[b] - pairs[a], 0)

@@ -16,7 +16,7 @@ from trainer.checkpoint import resume
 from trainer.data import dataset as datasets
 from trainer.data.dataset import Dataset
 from trainer.data.prompts import draw_prompts
-from trainer.errors import Stopped
+from trainer.errors import DataError, Stopped
 from trainer.evaluation.evaluator import Evaluator, Measurement
 from trainer.evaluation.report import Report, make_report
 from trainer.machine import choose_device
@@ -107,6 +107,8 @@ def _run(
     if ranks is not None and first:
         say(f"optimizer: {'a share' if share else 'all of it'} on every rank: {why}")
     optimizer = DrafterOptimizer(parts.drafter, config.optimizer, share)
+    if chosen is not None:
+        resume.check_parameters(chosen, saved, optimizer.describe())
     if first:
         _say_groups(optimizer, files, say)
     files.enter("data")
@@ -117,6 +119,12 @@ def _run(
         files.folder,
     )
     _say_data(data, say)
+    if not data.has_anchors():
+        raise DataError(
+            "no block can start anywhere: that takes two trained-on tokens in a row, with one before them",
+            where="train.data",
+            next="look at what is trained on (python -m trainer data show STORE --row 0), or at row_tokens",
+        )
     if config.target.weights == RANDOM:
         files.note(WORTHLESS)
     facts = facts_of(config, parts, data, optimizer)

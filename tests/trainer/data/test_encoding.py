@@ -143,6 +143,32 @@ def test_plain_text_gets_what_the_tokenizer_puts_around_it_and_an_end(tmp_path: 
     assert found.tokens.dtype == np.int32
 
 
+def test_plain_text_that_the_tokenizer_has_no_tokens_for_is_bad(tmp_path: Path) -> None:
+    """It would be trained on with holes in it, or with a token that says "unknown"."""
+    vocabulary = {"</s>": 0, "<unk>": 1, "a": 2, "b": 3, "\u2581": 4}
+    bytes_alone = Tokenizer(models.BPE(vocab={"</s>": 0, "a": 1, "b": 2}, merges=[]))
+    bytes_alone.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_alone.decoder = decoders.ByteLevel()
+    letters = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    letters.normalizer = normalizers.Replace(" ", "\u2581")
+    letters.decoder = decoders.Replace("\u2581", " ")
+    for number, tokenizer in enumerate((bytes_alone, letters)):
+        encoder = encoder_of(tmp_path / str(number), tokenizer, eos_token="</s>")
+        good, bad = encoder.plain(["abba", "ab\u00e9ba"])
+        assert isinstance(bad, BadRow) and isinstance(good, Encoded)
+        assert encoder.tokenizer.decode(good.tokens.tolist(), skip_special_tokens=False) == "abba</s>"
+
+
+def test_plain_text_whose_spaces_a_tokenizer_moves_is_good(tmp_path: Path) -> None:
+    """One that normalizes, that puts a space in front, and whose special tokens swallow white space."""
+    tokenizer = byte_level(CHATML_SPECIAL, normalizer=normalizers.NFC())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.add_special_tokens([AddedToken("<|gap|>", special=True, lstrip=True, rstrip=True)])
+    texts = ["cafe\u0301", "look", "a \n<|gap|>  b"]
+    encoder = encoder_of(tmp_path / "t", tokenizer)
+    assert [isinstance(each, Encoded) for each in encoder.plain(texts)] == [True] * 3
+
+
 def test_end_tokens_are_gathered_from_every_place(tmp_path: Path) -> None:
     folder = save_chat_target(tmp_path / "t", "chatml")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 99_999]}))

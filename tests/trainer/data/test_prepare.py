@@ -88,15 +88,16 @@ def test_what_rows_give_has_a_number_that_is_in_the_name(
 ) -> None:
     """A store of before is not taken for one of now. When this fails by its digest: raise RULES."""
     asked, said, left = ({"role": role, "content": f"the {role}"} for role in ("user", "assistant", "system"))
-    chats = [{"messages": [left, asked, {**said, **more}, asked, said]} for more in ({}, {"weight": 0})]
+    weights = ({}, {"weight": 0}, {"weight": 0.5})
+    chats = [{"messages": [left, asked, {**said, **more}, asked, said]} for more in weights]
     shared = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
     prompted = {"prompt": "a", "response": "b"}
     source = write(tmp_path / "a.jsonl", *rows(8), *chats, shared, prompted)
     store = make(tmp_path / "1", source, chat_target("chatml"))
     files = content(store.folder)
     digest = hashlib.sha256(files["tokens.bin"] + files["supervised.bin"] + files["ends.bin"]).hexdigest()
-    assert {reader.RULES: digest[:16]} == {2: "91e28e93b9fbbff4"}
-    monkeypatch.setattr(reader, "RULES", 3)
+    assert {reader.RULES: digest[:16]} == {3: "91e28e93b9fbbff4"}
+    monkeypatch.setattr(reader, "RULES", 4)
     assert make(tmp_path / "1", source, chat_target("chatml")).folder != store.folder
 
 

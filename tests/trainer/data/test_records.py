@@ -202,6 +202,10 @@ ANSWER = {"role": "assistant", "content": "a"}
         ({"messages": [{**ANSWER, "tool_calls": {"a": 1}}]}, "tool_calls: expected a list"),
         ({"messages": [{**ANSWER, "tool_calls": [{"function": {}}]}]}, "expected a function with a name"),
         ({"messages": [{**ANSWER, "weight": 0}]}, "messages: every answer has weight 0, so nothing to train"),
+        *(
+            ({"messages": [{**ANSWER, "weight": odd}, ANSWER]}, r"messages\[0\]\.weight: .* neither 0 nor 1")
+            for odd in (0.5, -1, 2, float("nan"), "0", [0])
+        ),
         ({"messages": [ANSWER], "tools": "{"}, "tools: expected JSON"),
         ({"messages": [ANSWER], "tools": {"a": 1}}, "tools: expected a list"),
         ({"messages": [{"role": "assistant", "content": "a\ud800"}]}, "half a surrogate pair at character 2"),

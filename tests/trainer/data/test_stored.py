@@ -232,6 +232,7 @@ def test_the_width_is_what_the_objective_counts(
         packed = epoch(rows, 0)
         assert rows.needed_width(per_document) == needed_width(packed, per_document)
         assert rows._valid_anchors().sum() == valid_anchors(packed).sum()
+        assert rows.has_anchors() == bool(valid_anchors(packed).any())
 
 
 def test_fill_is_said(rows: StoredRows) -> None:

@@ -18,7 +18,7 @@ from trainer.data.dataset import build
 from trainer.data.prepare import Tolerance, prepare
 from trainer.data.reader import Settings
 from trainer.data.store import Store
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 from trainer.model.target import load_target
 from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
@@ -108,6 +108,21 @@ def test_stores_that_do_not_fit_are_refused(tmp_path: Path, saved_target: Path) 
     with pytest.raises(ConfigError, match="was prepared with another tokenizer") as caught:
         build(configs.load(section(saved_target, store.folder)), None, None, print, lambda: None)  # type: ignore[arg-type]
     assert caught.value.where == "train.data.store" and "trainer prepare --target" in caught.value.next
+
+
+@pytest.mark.parametrize("width", [None, 4])
+def test_a_store_in_which_no_block_can_start_is_refused(
+    tmp_path: Path, saved_target: Path, width: int | None
+) -> None:
+    """Each answer is one token: the run would go to its end with a loss of 0, having learnt nothing."""
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 0, 1]}\n' * 9)
+    store = prepare([source], Settings(str(saved_target)), tmp_path / "data", Tolerance(rows=0), say=print)
+    made = section(saved_target, store.folder)
+    made["objective"] = {**made["objective"], "anchors_per_row": width}
+    with pytest.raises(DataError, match="no block can start anywhere"):
+        run(configs.load(made), RunFiles(tmp_path / "run"), lambda text: None)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize(
