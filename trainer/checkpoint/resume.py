@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import files as checkpoint
 from trainer.checkpoint.files import step_of
-from trainer.checkpoint.identity import completed, differences
+from trainer.checkpoint.identity import ABSENT, completed, differences
 from trainer.errors import ConfigError
 from trainer.sections import Target, TrainConfig
 
@@ -20,19 +20,27 @@ FREE = (
     "train.attention",
     "train.checkpoint",
     "train.data.budget_s",
+    "train.data.max_bad_rows",
     "train.data.store",
     "train.device",
     "train.evaluate",
+    "train.execution",
     "train.layout",
     "train.logging",
     "train.micro_rows",
+    "train.objective.anchors_per_pass",
+    "train.objective.loss_chunk",
+    "train.optimizer.max_bad_steps",
     "train.policy",
     "train.precision",
     "train.report_every_s",
+    "train.target.attention",
+    "train.target.compile",
     "train.target.path",
     "train.threads",
     "train.topology",
 )
+SHOWN = 6  # parameters that do not fit
 
 
 @dataclass
@@ -46,6 +54,7 @@ class Progress:
     measured: list[tuple[int, float | None, float]] = field(default_factory=list)
     # steps with a non-finite gradient: all of them, and those in a row up to now
     bad_steps: tuple[int, int] = (0, 0)
+    matched: int = 0  # the latest step after which prefix-match was measured
 
     @property
     def best(self) -> float:
@@ -63,17 +72,19 @@ class Progress:
             "bad_rows": [*self.bad_rows],
             "measured": [*self.measured],
             "bad_steps": {"total": self.bad_steps[0], "in_a_row": self.bad_steps[1]},
+            "matched": self.matched,
         }
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Progress:
-        """Of trainer.json; one that knows no bad steps is from before they were saved."""
+        """Of trainer.json; one that knows no bad steps, or no matches, is from before they were saved."""
         return cls(
             facts["schedule"]["step"],
             facts["schedule"]["elapsed_s"],
             list(facts["bad_rows"]),
             [(step, prefix, real) for step, prefix, real in facts["measured"]],
             (facts["bad_steps"]["total"], facts["bad_steps"]["in_a_row"]) if "bad_steps" in facts else (0, 0),
+            facts.get("matched", facts["schedule"]["step"]),
         )
 
 
@@ -157,6 +168,40 @@ def check_same(
         )
     for line in found:
         say(f"WARNING: other than in the checkpoint: {line}")
+
+
+def check_parameters(folder: Path, saved: dict[str, Any], present: Sequence[Mapping[str, Any]]) -> None:
+    """Hold the parameters that are trained to the checkpoint's: weights and moments fit no others, whatever
+    changes are allowed.
+
+    Args:
+        saved: trainer.json of the checkpoint.
+        present: as `DrafterOptimizer.describe` gives them.
+    Raises:
+        ConfigError: a parameter is there or here alone, has another shape or another algorithm.
+    """
+    there, here = (
+        {each["parameter"]: {key: each[key] for key in ("shape", "algorithm")} for each in described}
+        for described in (saved["parameters"], present)
+    )
+    found = [
+        f"{name}: {_of(there.get(name))} there, {_of(here.get(name))} here"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
+    ]
+    if found:
+        more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+        raise ConfigError(
+            "its weights and moments are those of other parameters:\n"
+            + "\n".join(f"  {line}" for line in [*found[:SHOWN], *more]),
+            where=str(folder),
+            next="resume with its drafter section and optimizer groups; for another optimizer, begin a new "
+            f"run with train.drafter.init: drafter and init_from: {folder}",
+        )
+
+
+def _of(parameter: dict[str, Any] | None) -> str:
+    return f"{parameter['shape']} by {parameter['algorithm']}" if parameter else ABSENT
 
 
 def make_room(root: Path, chosen: Path, say: Callable[[str], None]) -> None:

@@ -70,8 +70,7 @@ class Agreement:
         if not self.saver.at_its_best(progress):
             return
         self._heard()
-        if self.saver.step == progress.step:
-            self.saver.mark_best(progress.step)
+        self.saver.found_best(progress)
         self.wanted = True
 
     def last(self, progress: Progress) -> None:

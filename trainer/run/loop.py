@@ -171,8 +171,12 @@ class Trainer:
         saves = Every(config.checkpoint.every_steps, config.checkpoint.every_s)
         reports = Every(None, config.report_every_s)
         since, save_wanted = Tally(), False
-        if progress.step and looks.due(progress.step) and self.clock.progress(progress.step) < 0.95:
-            self.look()  # where a stop came before it; what has been looked at is not again
+        if progress.step and self.clock.progress(progress.step) < 0.95:
+            # Where a stop came before them; what has been measured is not again.
+            if looks.due(progress.step):
+                self.look()
+            elif matches.due(progress.step):
+                self._match()
         while (share := self._share()) < 1.0:
             factor = lr_factor(config.schedule, progress.step, share, self.warmup)
             sums, norm, bad = self.one_step(progress.step, factor)
@@ -255,6 +259,7 @@ class Trainer:
         measured = False
         with self._holding(), self.work.quiet():
             measured = self.looks.look(self.progress, self.step)
+            self.progress.matched = self.progress.step
         if measured and self.agreement is not None:
             self.agreement.keep_best(self.progress)
         elif measured and self.saves:
@@ -262,8 +267,10 @@ class Trainer:
 
     def _match(self) -> None:
         assert self.work is not None
-        with self._holding(), self.work.quiet():
-            self.looks.match(self.step)
+        if self.progress.matched != self.progress.step:
+            with self._holding(), self.work.quiet():
+                self.looks.match(self.step)
+                self.progress.matched = self.progress.step
 
     # Saving
 

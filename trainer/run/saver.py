@@ -61,9 +61,16 @@ class Saver:
             return
         self.writer.finish(self.files.beat)
         self.hear()
+        self.found_best(progress)
+        self.begin(progress, facts)
+
+    def found_best(self, progress: Progress) -> None:
+        """This step is the best, so if its checkpoint was written before that was known, it is linked, and
+        to be written anew: who goes on from it would take a worse one for the best, and remove it.
+        """
         if self.step == progress.step:
             self.mark_best(progress.step)
-        self.begin(progress, facts)
+            self.step = None
 
     def mark_best(self, step: int) -> None:
         """Point `best` at this step's checkpoint; a folder that takes no link costs only that."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from saved_runs import at, losses, train
 from test_kill_and_resume import STEPS, section
 
@@ -40,9 +42,47 @@ def test_another_recipe_is_refused_with_what_differs(
 
 def test_where_and_how_it_runs_may_differ(old: Path, finished: Path, target: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(target, tmp_path / "moved")
-    changes = {"report_every_s": 1e6, "checkpoint": {"keep": 1}, "micro_rows": 4}
-    said = train(section(moved, **changes), tmp_path / "new", at(old, STEPS - 2))
+    made = section(moved)
+    changes = {
+        "report_every_s": 1e6,
+        "checkpoint": {"keep": 1},
+        "micro_rows": 4,
+        "execution": "eager",
+        "target": {**made["target"], "attention": "sdpa", "compile": "off"},
+        # What a message on too little memory, or on too many bad rows or steps, names to be changed.
+        "objective": {**made["objective"], "anchors_per_pass": 3, "loss_chunk": 7},
+        "data": {**made["data"], "max_bad_rows": 3},
+        "optimizer": {**made["optimizer"], "max_bad_steps": 3},
+    }
+    said = train({**made, **changes}, tmp_path / "new", at(old, STEPS - 2))
     assert not [line for line in said if "WARNING" in line]
+    mine, theirs = (
+        load_file(at(folder, STEPS) / "model.safetensors") for folder in (tmp_path / "new", finished)
+    )
+    for name, weight in theirs.items():
+        torch.testing.assert_close(mine[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("part", "differs"),
+    [
+        ({"layers": 3}, r"layers\.2\.input_layernorm\.weight: nothing there, \[32\] by adamw here"),
+        ({"layers": 1}, r"layers\.1\.input_layernorm\.weight: \[32\] by adamw there, nothing here"),
+        ({"taps": [0, 2]}, r"fc\.weight: \[32, 96\] by muon there, \[32, 64\] by muon here"),
+        (
+            {"groups": [{"name": "all", "match": ["*"]}]},
+            r"fc\.weight: \[32, 96\] by muon there, .* by adamw here",
+        ),
+    ],
+)
+def test_no_permission_makes_weights_and_moments_fit_others(
+    old: Path, target: Path, tmp_path: Path, part: dict[str, Any], differs: str
+) -> None:
+    made = section(target)
+    key = "optimizer" if "groups" in part else "drafter"
+    with pytest.raises(ConfigError, match=differs) as caught:
+        train({**made, key: {**made[key], **part}}, tmp_path / "new", at(old, STEPS), allow=True)
+    assert caught.value.where == str(at(old, STEPS)) and "init: drafter" in caught.value.next
 
 
 def test_another_target_or_other_rows_are_refused_with_what_differs(
