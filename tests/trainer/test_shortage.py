@@ -25,8 +25,9 @@ from trainer.guard import guarded
 from trainer.model import target
 from trainer.process.runfiles import RunFiles
 from trainer.run import train as runs
+from trainer.run.out_of_memory import EVALUATION, TARGET, UPDATE, message
 from trainer.sections import TrainConfig
-from trainer.shortage import EVALUATION, TARGET, UPDATE, is_shortage, sizes, told
+from trainer.shortage import is_shortage, of_the_host, sizes
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep
 
@@ -160,9 +161,9 @@ def of(**changes: Any) -> TrainConfig:
 def test_whose_memory_it_was_is_read_from_the_traceback(
     file: str, changes: dict[str, Any], rank: int | None, where: str, next: str
 ) -> None:
-    message = told(raised_in(file), of(**changes), "training", 5, rank)
-    assert (message.where, message.next) == (where, next)
-    assert message.what == "out of memory: CUDA out of memory." and isinstance(message, OutOfMemory)
+    told = message(raised_in(file), of(**changes), "training", 5, rank)
+    assert (told.where, told.next) == (where, next)
+    assert told.what == "out of memory: CUDA out of memory." and isinstance(told, OutOfMemory)
 
 
 @pytest.mark.parametrize("part", [EVALUATION, TARGET, UPDATE])
@@ -175,9 +176,9 @@ def test_the_parts_that_have_keys_of_their_own_are_there(part: tuple[str, ...]) 
 def test_a_threads_name_stands_for_a_rank() -> None:
     error = raised_in("/x/trainer/topology/threads.py")
     error.add_note("in thread target-1")
-    message = told(error, of(topology="threads"), "training", None, None)
-    assert message.where == "thread target-1, training"
-    assert message.next.startswith("lower train.token_budget (now 192: the target reads 8 rows at once)")
+    told = message(error, of(topology="threads"), "training", None, None)
+    assert told.where == "thread target-1, training"
+    assert told.next.startswith("lower train.token_budget (now 192: the target reads 8 rows at once)")
 
 
 def test_the_host_says_what_it_could_not_give() -> None:
@@ -187,8 +188,9 @@ def test_the_host_says_what_it_could_not_give() -> None:
     assert sizes(caught.value).startswith(
         "can't allocate memory: you tried to allocate 1125899906842624 bytes"
     )
-    message = told(caught.value, of(), "data", None, None)
-    assert message.next.startswith("lower train.data.rows (now 10)")
+    assert of_the_host(caught.value) and of_the_host(MemoryError()) and not of_the_host(CUDA)
+    told = message(caught.value, of(), "data", None, None)
+    assert told.next.startswith("lower train.data.rows (now 10)")
     assert sizes(MemoryError()) == "memory could not be allocated"
 
 

@@ -6,8 +6,6 @@ All phases keep to the run's time budget, so a slow machine trains less instead 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +25,11 @@ from trainer.run.console import Console, Plain
 from trainer.run.loading import loading_deadline_s
 from trainer.run.loop import AFTER_SHARE, SAVE_RESERVE_S, Trainer
 from trainer.run.origin import choose, data_again, facts_of
+from trainer.run.out_of_memory import told_with_keys
 from trainer.run.rehearsal import check_target
 from trainer.run.scatter import scatter
 from trainer.run.setup import Assembled, Say, assemble
 from trainer.sections import Logging, TrainConfig
-from trainer.shortage import is_shortage, told
 from trainer.topology.planning import against_plan
 from trainer.topology.ranks import Ranks
 from trainer.topology.sharing import share_of
@@ -64,21 +62,8 @@ def run(
     Raises:
         TrainerError: with what to do; Stopped after saving, when a signal came.
     """
-    with _telling_of_memory(config, files, ranks):
+    with told_with_keys(config, files, ranks):
         return _run(config, files, say, console, resume_from, allow_changes, ranks)
-
-
-@contextmanager
-def _telling_of_memory(config: TrainConfig, files: RunFiles, ranks: Ranks | None) -> Iterator[None]:
-    """Too little memory inside becomes one message. Raises OutOfMemory."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_shortage(error):
-            raise
-        rank = None if ranks is None else ranks.rank
-        short = told(error, config, files.pace.phase, files.step, rank)
-        raise short.with_traceback(error.__traceback__) from error  # the root cause names the allocation
 
 
 def _run(
@@ -141,7 +126,7 @@ def _run(
     trackers = Trackers(config.logging if first else Logging(trackers=[]), files.folder, facts["train"], say)
     trainer = Trainer(config, files, console, parts, data, optimizer, evaluator, facts, trackers, ranks)
     try:
-        with _telling_of_memory(config, files, ranks):
+        with told_with_keys(config, files, ranks):
             _train(trainer, chosen, saved)
     except Stopped:
         raise
