@@ -5,10 +5,31 @@ Runs without torch; which keys of a recipe take less is `run/out_of_memory.py`'s
 
 from __future__ import annotations
 
+import errno
+import os
+import traceback
+from dataclasses import dataclass
+
+from trainer.errors import OutOfMemory
 from trainer.failures import by_name
 
 ON_HOST = "can't allocate memory"  # of torch's CPU allocator, which has no exception of its own
+BY_SYSTEM = os.strerror(errno.ENOMEM)  # what a library passes on that maps a file
 ADVICE_OF_TORCH = ("If reserved but unallocated", "See documentation for Memory Management")
+# What a command does before its options count: it brings models into memory.
+LOADING = ("load_target", "load_drafter", "read_tensors", "drafter_of", "ends_of", "make_target")
+
+
+@dataclass(frozen=True)
+class Relief:
+    """What makes a command take less memory."""
+
+    command: str
+    working: str
+    loading: str = "take a GPU, machine or container with more memory, or end what else is using it"
+
+
+OF_ANY = Relief("", Relief.loading)
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -16,10 +37,17 @@ def is_shortage(error: BaseException) -> bool:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"OutOfMemoryError", "MemoryError"}:
         return True
-    if not isinstance(error, RuntimeError):
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ENOMEM
+    # Libraries in Rust have but one exception, or raise plain Exception.
+    if not kinds & {"RuntimeError", "SafetensorError", "OSError"} and type(error) is not Exception:
         return False
     lines = str(error).splitlines()
-    return any(ON_HOST in line or by_name()["cuda-oom"].finds(line) for line in lines)
+    return any(_by_host(line) or by_name()["cuda-oom"].finds(line) for line in lines)
+
+
+def _by_host(line: str) -> bool:
+    return ON_HOST in line or BY_SYSTEM in line
 
 
 def sizes(error: BaseException) -> str:
@@ -32,4 +60,13 @@ def sizes(error: BaseException) -> str:
 
 def of_the_host(error: BaseException) -> bool:
     """Whose memory an error that `is_shortage` is about: the host's, or a GPU's."""
-    return ON_HOST in str(error) or isinstance(error, MemoryError)
+    return _by_host(str(error)) or isinstance(error, MemoryError | OSError)
+
+
+def of_command(error: BaseException, relief: Relief) -> OutOfMemory | None:
+    """The message of a command that has no recipe; None for an error that is no shortage."""
+    if not is_shortage(error):
+        return None
+    loading = any(frame.name in LOADING for frame in traceback.extract_tb(error.__traceback__))
+    next = relief.loading if loading else relief.working
+    return OutOfMemory(f"out of memory: {sizes(error)}", where=relief.command, next=next)

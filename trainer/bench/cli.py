@@ -12,6 +12,7 @@ from trainer.errors import ConfigError
 from trainer.guard import as_command
 from trainer.machine import importing
 from trainer.model.kernels import slow_for_want_of
+from trainer.shortage import Relief
 
 SETTINGS = [
     *("bench", "shape", "context_tokens", "row_tokens", "anchors", "anchors_per_pass", "micro_rows"),
@@ -19,6 +20,12 @@ SETTINGS = [
 ]
 USUAL = (49_152, 4_096, 512)  # context tokens, tokens of a row, anchors
 SMALLER = {"toy": (128, 32, 24), "small": (2048, 1024, 64)}
+TAKES_LESS = {  # by part: what of it is in memory at once
+    "step": "--micro-rows, --anchors-per-pass or --context-tokens",
+    "loss": "--anchors",
+    "mask": "--anchors or --context-tokens",
+    "target": "--micro-rows or --context-tokens",
+}
 
 
 def bench(
@@ -83,7 +90,8 @@ def bench(
         if out is not None:
             out.write_text(line + "\n", encoding="utf-8")
 
-    as_command(work)
+    smaller = "choose a smaller --shape"
+    as_command(work, relief=Relief(f"bench {what}", f"lower {TAKES_LESS[what]}, or {smaller}", smaller))
 
 
 def show(figures: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from trainer.checkpoint.files import DRAFTER_FILES, TRAINING_FILES, Damaged, ver
 from trainer.errors import ConfigError
 from trainer.model.drafter import Drafter
 from trainer.model.drafter_config import read_drafter_config
+from trainer.shortage import is_shortage
 
 
 def load_drafter(folder: Path) -> Drafter:
@@ -26,6 +27,8 @@ def load_drafter(folder: Path) -> Drafter:
     try:
         state = load_file(path)
     except (FileNotFoundError, SafetensorError) as error:
+        if is_shortage(error):
+            raise
         raise ConfigError(f"cannot read the weights: {error}", where=str(path)) from None
     wanted = drafter.state_dict()
     for name, problem in (

@@ -169,6 +169,8 @@ class ChatTemplate:
                 add_generation_prompt=generation_prompt,
                 **values,
             )
+        except MemoryError:  # of this machine, not of the row
+            raise
         except Exception as error:  # a template is somebody else's program and may raise anything
             raise BadRow(f"the chat template refuses it: {error or type(error).__name__}") from None
 

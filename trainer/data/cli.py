@@ -11,6 +11,7 @@ import typer
 from trainer.errors import ConfigError
 from trainer.guard import as_command, say
 from trainer.machine import usable_cores
+from trainer.shortage import Relief
 
 if TYPE_CHECKING:
     from trainer.data.chat_template import Mode
@@ -66,7 +67,8 @@ def prepare(
         for line in summary(store):
             print(line)
 
-    as_command(work, GOES_ON)
+    lower = f"lower --workers (now {workers or usable_cores()}) or --max-line-mb (now {max_line_mb:g})"
+    as_command(work, GOES_ON, Relief("prepare", f"{lower}; the same command goes on from here"))
 
 
 @data.command("show")

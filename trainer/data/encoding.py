@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from trainer.data.chat_template import Span, special_tokens
 from trainer.data.lines import BadRow
 from trainer.errors import ConfigError
+from trainer.shortage import is_shortage
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Encoder:
         try:
             self.tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
+            if is_shortage(error):
+                raise
             raise ConfigError(f"cannot read the tokenizer: {error}", where=str(path)) from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()

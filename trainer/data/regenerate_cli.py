@@ -11,6 +11,7 @@ import typer
 from trainer.data.cli import GOES_ON, Arguments, Date, TemplateFile, Thinking, mode_of
 from trainer.errors import ConfigError
 from trainer.guard import as_command, say
+from trainer.shortage import Relief
 
 if TYPE_CHECKING:
     from trainer.data.chat_template import Mode
@@ -71,7 +72,8 @@ def regenerate(
         for line in report(run(source, out, known, window, answering, say), out):
             print(line)
 
-    as_command(work, GOES_ON)
+    lower = f"lower --batch (now {batch}) or --max-new-tokens (now {max_new_tokens:,})"
+    as_command(work, GOES_ON, Relief("regenerate", f"{lower}; the same command goes on from here"))
 
 
 def _local(

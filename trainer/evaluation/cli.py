@@ -12,6 +12,7 @@ from trainer.data.cli import Arguments, Date, TemplateFile, Thinking, mode_of
 from trainer.guard import as_command, say
 from trainer.machine import importing
 from trainer.sections import Evaluate
+from trainer.shortage import Relief
 
 
 def eval(
@@ -60,4 +61,10 @@ def eval(
             evaluation_report(found).show()
         found.check()
 
-    as_command(work)
+    wide = "" if dtype == "bfloat16" else "say --dtype bfloat16, or "
+    relief = Relief(
+        "eval",
+        f"{wide}lower --batch (now {batch}) or --new-tokens (now {new_tokens:,})",
+        f"{wide}{Relief.loading}",
+    )
+    as_command(work, relief=relief)

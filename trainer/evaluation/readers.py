@@ -25,6 +25,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from trainer.model.cache import target_cache
 from trainer.model.plain_states import allowed, far, plain_states
 from trainer.model.target import Target
+from trainer.shortage import is_shortage
 
 _CONTINUES: WeakKeyDictionary[Target, bool] = WeakKeyDictionary()  # tried once for each target
 PROBE_TOKENS = 12
@@ -153,7 +154,9 @@ def continues(target: Target) -> bool:
         model.read(tokens[:, half:end], positions[:, half:end], trial=True)
         model.keep(end - half, torch.tensor([2]))
         final, taps = model.read(tokens[:, half + 2 :], positions[:, half + 2 :], trial=True)
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        if is_shortage(error):  # says nothing of the architecture
+            raise
         return False
     most = allowed(far(whole.final, plain_states(target, tokens, positions)[-1]))
     pairs = ((final, whole.final[:, half + 2 :]), (taps, whole.taps[:, half + 2 :]))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from trainer.guard import as_command
+from trainer.shortage import Relief
 
 if TYPE_CHECKING:
     from trainer.export.commands import Done
@@ -48,7 +49,9 @@ def export(
 
         tell(run(checkpoint, out, format, target, target_name, dtype, head), as_json)
 
-    as_command(work)
+    bare = "say --no-head: embedding and head are most of it; or " if format == "speculators" and head else ""
+    more = f"{bare}use a machine or container with more memory: all weights are held in it, and read back"
+    as_command(work, relief=Relief("export", more, more))
 
 
 def import_(
@@ -69,7 +72,8 @@ def import_(
 
         tell(import_drafter(source, out, target), as_json)
 
-    as_command(work)
+    more = "use a machine or container with more memory: all weights are held in it, and read back"
+    as_command(work, relief=Relief("import", more, more))
 
 
 def tell(done: Done, as_json: bool) -> None:

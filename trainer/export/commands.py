@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,7 @@ def export(
     else:
         data = config.to_json(dtype)
     check_names({key: tensor.shape for key, tensor in state.items()}, shapes, str(checkpoint))
-    write_folder(out, data, state)
-    verify(out, config, state, format)
+    write_folder(out, data, state, partial(verify, config=config, state=state, format=format))
     count = sum(tensor.numel() for tensor in state.values())
     commands, notes = serving(config, format, out.absolute(), known, scaled)
     return Done(out, format, len(state), count, dtype, commands, notes)
@@ -202,8 +202,8 @@ def import_drafter(source: Path, out: Path, target: Path | None) -> Done:
         refuse_bare_rows(given.target, str(source))
     state = drafters_own(tensors, config, given.target, str(source))
     state = {name: tensor.float() for name, tensor in state.items()}
-    write_folder(out, config.to_json("float32"), state)
-    verify(out, config, state, "hf")
+    check = partial(verify, config=config, state=state, format="hf")
+    write_folder(out, config.to_json("float32"), state, check)
     count = sum(tensor.numel() for tensor in state.values())
     commands = {"recipe": recipe_lines(out, config)}
     return Done(out, "checkpoint", len(state), count, "float32", commands, [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,19 @@ from torch import Tensor
 
 from trainer.errors import TrainerError
 from trainer.model.folder import CONFIG, WEIGHTS, refuse_existing
+from trainer.shortage import is_shortage
 from trainer.writing import sync
 
 
-def write_folder(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """A new folder with config.json and model.safetensors, complete and on disk when it has its name.
+def write_folder(
+    folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor], check: Callable[[Path], None]
+) -> None:
+    """A new folder with config.json and model.safetensors: complete, on disk, checked when it has its name.
 
     Bytes depend on content alone: keys in order, tensors contiguous and in no storage of others.
 
+    Args:
+        check: of what was written, where it lies until it has its name; what it raises leaves no folder.
     Raises:
         ConfigError: the folder is there already.
         TrainerError: it cannot be written, or a weight is not finite.
@@ -40,11 +45,12 @@ def write_folder(folder: Path, config: Mapping[str, Any], state: Mapping[str, Te
         (aside / CONFIG).write_text(text, encoding="utf-8")
         for path in (aside / WEIGHTS, aside / CONFIG, aside):
             sync(path)
+        check(aside)
         aside.rename(folder)
         sync(folder.parent)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise TrainerError(f"cannot write: {error.strerror}", where=str(folder)) from None
-    except SafetensorError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise TrainerError(f"cannot write: {error}", where=str(folder)) from None
+        if not isinstance(error, OSError | SafetensorError) or is_shortage(error):
+            raise
+        told = error.strerror if isinstance(error, OSError) else error
+        raise TrainerError(f"cannot write: {told}", where=str(folder)) from None

@@ -30,6 +30,7 @@ from trainer.model.flex import flex_capped, flex_within
 from trainer.model.plain_states import allowed, far, plain_states
 from trainer.model.tapped_model import States, TappedModel
 from trainer.model.within import dense_within, first_seen
+from trainer.shortage import is_shortage
 from trainer.words import first_line
 
 Say = Callable[[str], None]
@@ -206,11 +207,11 @@ class Prefill:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
                 found = self._run(target.decoder, tokens, positions, masks, full=True)
-        except torch.OutOfMemoryError:
-            raise
         except NotUnderstood as error:
             return str(error)
         except Exception as error:  # of any architecture and any compiler
+            if is_shortage(error):
+                raise
             return self._unfit() if self._step_down(False, error) else first_line(error, kind=True)
         if masks.windows != self.windows:
             return "its layers do not ask for the windows that its config.json tells"
@@ -243,10 +244,8 @@ class Prefill:
             before, started = counters["stats"]["unique_graphs"], time.monotonic()
             try:
                 states = self._run(decoder, tokens, positions, self.masks(documents, single), full)
-            except torch.OutOfMemoryError:
-                raise
             except Exception as error:  # of any compiler
-                if shape in self._worked or not self._step_down(compiles, error):
+                if is_shortage(error) or shape in self._worked or not self._step_down(compiles, error):
                     raise
                 continue
             if compiles and shape not in self._worked:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from trainer.errors import ConfigError
 from trainer.model.pair import check_tokenizer
+from trainer.shortage import is_shortage
 
 RELEASE = Path(__file__).resolve().parents[2]
 
@@ -69,6 +70,8 @@ def load_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
+        if is_shortage(error):
+            raise
         raise ConfigError(f"cannot read the tokenizer: {error}", where=str(path)) from None
     check_tokenizer(tokenizer.get_vocab(), vocabulary, str(path))
     return tokenizer

@@ -12,6 +12,7 @@ from torch import Tensor
 from trainer.errors import ConfigError
 from trainer.model.folder import header, weight_files
 from trainer.model.target_files import read_config
+from trainer.shortage import is_shortage
 
 FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -26,22 +27,23 @@ def read_tensors(
     """
     found: dict[str, Tensor] = {}
     for path in paths:
-        for name, entry in header(path).items():
-            if not wanted(name):
-                continue
-            if entry["dtype"] not in FLOATS:
+        dtypes = {name: entry["dtype"] for name, entry in header(path).items() if wanted(name)}
+        for name, dtype in dtypes.items():
+            if dtype not in FLOATS:
                 raise ConfigError(
-                    f"weight {name} is {entry['dtype']}; only {', '.join(FLOATS)} can be read",
+                    f"weight {name} is {dtype}; only {', '.join(FLOATS)} can be read",
                     where=str(path),
                     next="take a checkpoint that is not quantised",
                 )
             if name in found:
                 raise ConfigError(f"weight {name} is in two files", where=str(path))
-            try:
-                with safe_open(path, framework="pt") as file:
-                    found[name] = file.get_tensor(name)
-            except (OSError, SafetensorError) as error:
-                raise ConfigError(f"cannot read the weights: {error}", where=str(path)) from None
+        try:
+            with safe_open(path, framework="pt") as file:  # once: each time maps the whole file anew
+                found |= {name: file.get_tensor(name) for name in dtypes}
+        except (OSError, SafetensorError) as error:
+            if is_shortage(error):
+                raise
+            raise ConfigError(f"cannot read the weights: {error}", where=str(path)) from None
     return found
 
 

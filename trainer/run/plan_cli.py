@@ -11,6 +11,7 @@ import typer
 
 from trainer import recipe_file
 from trainer.guard import as_command, say
+from trainer.shortage import is_shortage
 
 
 def plan(
@@ -28,13 +29,21 @@ def plan(
 
     def work() -> None:
         config = recipe_file.read(recipe).config()
+        from trainer.run.out_of_memory import message
         from trainer.run.setup import assemble
         from trainer.topology.measure import measure
         from trainer.topology.plan import ranked
         from trainer.topology.planning import as_json, why
 
-        parts = assemble(config, say)
-        rates = measure(config, parts.target, parts.drafter, gpus, seconds, say)
+        phase = "loading"
+        try:
+            parts = assemble(config, say)
+            phase = "measuring"
+            rates = measure(config, parts.target, parts.drafter, gpus, seconds, say)
+        except Exception as error:
+            if not is_shortage(error):
+                raise
+            raise message(error, config, phase, None, None) from error
         found = ranked(rates)
         if json:
             print(jsons.dumps(as_json(rates, found)))

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.errors import TrainerError
+from trainer.shortage import is_shortage
 from trainer.words import first_line
 
 POLL_S = 0.0005
@@ -69,6 +70,8 @@ class Ranks:
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=LIBRARY_WAIT_S))
         except (RuntimeError, ValueError) as error:
+            if is_shortage(error):  # this rank's own
+                raise
             raise PeerLost(
                 f"the ranks did not meet: {first_line(error)[:SAID_CHARS]}", where=self._where
             ) from error
@@ -140,6 +143,8 @@ class Ranks:
                 time.sleep(POLL_S)
             work.wait()
         except RuntimeError as error:
+            if is_shortage(error):
+                raise
             raise PeerLost(f"{what}: {first_line(error)[:SAID_CHARS]}", where=self._where) from error
 
     @property
