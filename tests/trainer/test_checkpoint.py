@@ -144,6 +144,18 @@ def test_any_harm_to_any_file_is_found(
         assert name in caught.value.what
 
 
+@pytest.mark.parametrize("name", FILES[:-1])
+def test_a_file_without_a_checksum_is_not_trusted(
+    tmp_path: Path, make_drafter: Callable[..., Drafter], name: str
+) -> None:
+    folder = saved(tmp_path, make_drafter())
+    table = json.loads((folder / "checksums.json").read_text())
+    del table["files"][name]
+    (folder / "checksums.json").write_text(json.dumps(table))
+    with pytest.raises(checkpoint.Damaged, match=f"does not know {name}"):
+        checkpoint.verify(folder)
+
+
 def test_masters_moments_and_generators_come_back_bit_for_bit(
     tmp_path: Path, make_drafter: Callable[..., Drafter]
 ) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from trainer.checkpoint import optimizer_state
 from trainer.checkpoint.tensorfile import write_pieces, write_tensors
-from trainer.errors import TrainerError
+from trainer.errors import ConfigError, TrainerError
 from trainer.model.drafter import Drafter
 from trainer.shortage import is_shortage
 from trainer.training.optim import DrafterOptimizer
@@ -35,6 +35,7 @@ FOLDER = re.compile(r"step-\d{7,}")
 BEST = "best"
 DRAFTER_FILES = ("config.json", "model.safetensors")  # all that drafter.py reads
 TRAINING_FILES = ("trainer.json", "state.safetensors", "checksums.json")  # beside them, to go on
+FILES = ("model.safetensors", "state.safetensors", "trainer.json", "config.json")  # with checksums
 RNG = "rng|"  # names of the generators' states in state.safetensors
 
 
@@ -227,9 +228,10 @@ def verify(folder: Path, beat: Callable[[], None] = lambda: None, only: Collecti
         raise Damaged("checksums.json is missing: it was not written to its end", where=str(folder)) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"checksums.json cannot be read: {error}", where=str(folder)) from None
-    for name, (size, digest) in wanted.items():
-        if only and name not in only:
-            continue
+    for name in only or FILES:
+        if name not in wanted:
+            raise Damaged(f"checksums.json does not know {name}", where=str(folder))
+        size, digest = wanted[name]
         path = folder / name
         try:
             found = path.stat().st_size
@@ -247,11 +249,14 @@ def verify(folder: Path, beat: Callable[[], None] = lambda: None, only: Collecti
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """trainer.json. Raises Damaged: it is of another version."""
+    """trainer.json. Raises ConfigError: it is of another version."""
     facts: dict[str, Any] = json.loads((folder / "trainer.json").read_text(encoding="utf-8"))
     if facts.get("version") != VERSION:
-        raise Damaged(
-            f"it is of version {facts.get('version')}, this trainer reads {VERSION}", where=str(folder)
+        raise ConfigError(
+            f"it is of version {facts.get('version')}, this trainer reads {VERSION}",
+            where=str(folder),
+            next="resume with the trainer that wrote it (`code` in its trainer.json), or begin a new run "
+            f"with train.drafter.init: drafter and init_from: {folder}",
         )
     return facts
 

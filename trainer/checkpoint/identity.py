@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 SAMPLES = 16  # places of a weights file that are read
 SAMPLE_BYTES = 1 << 16
 ABSENT = "nothing"
+SHOWN = 120  # characters of a value that differs
 
 
 def code() -> dict[str, Any]:
@@ -97,11 +98,18 @@ def completed(known: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
     return {**defaults, **known, **both}
 
 
+def _shown(value: Any) -> str:
+    said = repr(value)
+    return said if len(said) <= SHOWN else f"{said[:SHOWN]}..."
+
+
 def differences(there: Any, here: Any, besides: Collection[str] = ()) -> list[str]:
-    """ "key.path: a there, b here" for every value that differs; not below the keys of `besides`."""
+    """ "key.path: a there, b here" for every value that differs; not below the keys of `besides`. Of long
+    ones (a chat template) the beginning.
+    """
     one, other = flat(there), flat(here)
     return [
-        f"{key}: {one.get(key, ABSENT)!r} there, {other.get(key, ABSENT)!r} here"
+        f"{key}: {_shown(one.get(key, ABSENT))} there, {_shown(other.get(key, ABSENT))} here"
         for key in sorted({*one, *other})
         if one.get(key, ABSENT) != other.get(key, ABSENT)
         and not any(key == free or key.startswith((f"{free}.", f"{free}[")) for free in besides)

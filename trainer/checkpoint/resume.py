@@ -16,6 +16,7 @@ from trainer.sections import Target, TrainConfig
 # What may differ from the run that wrote a checkpoint: where and how it runs and what it reports, not what it
 # learns.
 FREE = (
+    "data.store",  # a folder's name, as train.data.store: what is in it is known by its inputs and settings
     "target.path",  # it is known by its digest, and may have moved
     "train.attention",
     "train.checkpoint",

@@ -142,7 +142,7 @@ class SpanFinder:
             following = inside.get(number + 1)
             if following is None and number + 1 < len(messages):
                 return None
-            begun = self._begin(text, messages[number - 1], bool(tools), before[1], here)
+            begun = self._begin(text, messages[number - 1], message, bool(tools), before[1], here)
             if begun is None:
                 return None
             start, other = begun
@@ -169,8 +169,7 @@ class SpanFinder:
                     "so what is the answer cannot be told; --turns each makes each answer a document"
                 )
             start = len(fitting[0])
-            ends = list(self._ends.finditer(done, start)) if self._ends else []
-            spans.append((start, ends[-1].end() if ends else len(done)))
+            spans.append((start, self._last_end(done, start)))
             other = fitting[0] != prompts[0] or any(len(each) > start for each in fitting[1:])
         return Rendered(text, tuple(spans), other)
 
@@ -181,30 +180,43 @@ class SpanFinder:
             return None
 
     def _begin(
-        self, text: str, before: dict[str, Any], tools: bool, said: int, here: Span
+        self, text: str, before: dict[str, Any], answer: dict[str, Any], tools: bool, said: int, here: Span
     ) -> tuple[int, bool] | None:
         """Where an answer begins, and whether as with thinking said otherwise; None when that is not clear.
 
         Args:
-            before: the message before it, whose words end at `said`.
+            before: the message before the answer, whose words end at `said`.
             here: the first and the last known place of the answer's own words.
         """
         openings = self._openings_after(before["role"], tools)
         # Marks are inside a message's outer white space, which the template may have kept.
-        ends = (said, said + len(before["content"]) - len(before["content"].rstrip()))
-        after = next((end for end in ends if text.startswith(tuple(openings), end)), None)
-        if after is not None:
+        space = before["content"][len(before["content"].rstrip()) :]
+        ends = [said + len(space), said] if text.startswith(space, said) else [said]
+        found = []
+        for end in ends:
             # The first is the one of this mode; the others are those of the other modes, the longest first.
-            fitting = [each for each in openings if text.startswith(each, after)]
-            start = after + len(fitting[0])
-            longer = any(len(each) > len(fitting[0]) for each in fitting[1:])
-            return (start, fitting[0] != openings[0] or longer) if start <= here[1] else None
+            fitting = [each for each in openings if text.startswith(each, end)]
+            if fitting:
+                longer = any(len(each) > len(fitting[0]) for each in fitting[1:])
+                found.append((end + len(fitting[0]), fitting[0] != openings[0] or longer))
+        if found:
+            # Of an opening that is white space alone, both may fit: one leaves what the answer begins with.
+            mine = ("", answer["content"][: -len(answer["content"].lstrip()) or None])
+            start, other = next((each for each in found if text[each[0] : here[0]] in mine), found[-1])
+            return (start, other) if start <= here[1] else None
         # The prompt opens a thought that the template leaves out of finished answers (DeepSeek's kind): what
         # it does write before the answer's first word is the beginning of the prompt.
         for end in ends:
             if end < here[0] and any(each.startswith(text[end : here[0]]) for each in openings):
                 return here[0], True
         return None
+
+    def _last_end(self, text: str, start: int) -> int:
+        """After the token that ends the turn which ends the text; others that only follow it do not count."""
+        found = list(self._ends.finditer(text, start)) if self._ends else []
+        while len(found) > 1 and not text[found[-2].end() : found[-1].start()].strip():
+            found.pop()
+        return found[-1].end() if found else len(text)
 
     def _end(self, text: str, start: int, stop: int) -> int:
         """After the token that ends the turn, if there is one between the message and the next."""

@@ -23,8 +23,8 @@ def choose(
     """The checkpoint to go on from, if any, and its trainer.json. The recipe is held to it at once.
 
     Raises:
-        ConfigError: none is sound, or of another recipe; or this is a new run in a folder that has some.
-        Damaged: it is of another version.
+        ConfigError: none is sound; or it is of another version or recipe; or this is a new run in a folder
+            that has some.
     """
     root = files.folder / "checkpoints"
     if resume_from is None:

@@ -108,3 +108,35 @@ def test_an_answer_that_is_written_again_behind_others_takes_none_of_their_words
     )
     with pytest.raises(BadRow, match="what is the answer cannot be told"):
         answers(quoting, TALK)
+
+
+@pytest.mark.parametrize("space", ["", "\n", "\n\n", " \n"])
+@pytest.mark.parametrize("lead", ["", "\n"])
+@pytest.mark.parametrize("stripped", [False, True])
+def test_of_white_space_between_question_and_answer_each_has_its_own(
+    space: str, lead: str, stripped: bool
+) -> None:
+    """The template says nothing but a line end there, and what it strips is not there."""
+    strip = " | trim" if stripped else ""
+    bare = (
+        "{% for m in messages %}{{ m.content"
+        f"{strip}"
+        " }}{{ '</s>' if m.role == 'assistant' else '\\n' }}{% endfor %}"
+    )
+    talk = [{**TALK[0], "content": f"one?{space}"}, {**TALK[1], "content": f"{lead}One."}]
+    reader = SpanFinder(ChatTemplate(bare, Mode(), {}, "here"), ["</s>"], ["</s>"])
+    found = reader.find(talk, None)
+    assert [found.text[start:stop] for start, stop in found.spans] == [
+        "One.</s>" if stripped else f"{lead}One.</s>"
+    ]
+
+
+@pytest.mark.parametrize("question", ["q", ""])
+def test_the_end_of_the_whole_text_is_not_the_answers(question: str) -> None:
+    """Phi's: a further end token behind all turns. An empty question has no marks: prefixes tell then."""
+    closed = CHATML + "{% if not add_generation_prompt %}{{ '<|endoftext|>' }}{% endif %}"
+    reader = SpanFinder(
+        ChatTemplate(closed, Mode(), {}, "here"), ["<|im_end|>", "<|endoftext|>"], CHATML_SPECIAL
+    )
+    found = reader.find([{"role": "user", "content": question}, TALK[1]], None)
+    assert [found.text[start:stop] for start, stop in found.spans] == ["One.<|im_end|>"]

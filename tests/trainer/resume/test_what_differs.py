@@ -19,6 +19,7 @@ from test_kill_and_resume import STEPS, section
 
 from trainer import config as configs
 from trainer.checkpoint.identity import differences
+from trainer.checkpoint.resume import FREE
 from trainer.errors import ConfigError
 from trainer.training.schedule import lr_factor
 
@@ -132,17 +133,49 @@ def test_a_key_that_came_after_a_checkpoint_is_its_default_there(
     saved = at(old, STEPS)
     facts = json.loads((saved / "trainer.json").read_text())
     del facts["train"]["target"]["compile"], facts["train"]["execution"], facts["train"]["optimizer"]["beta2"]
-    text = json.dumps(facts)
-    (saved / "trainer.json").write_text(text)
-    table = json.loads((saved / "checksums.json").read_text())
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    table["files"]["trainer.json"] = {"bytes": len(text), "sha256": digest}
-    (saved / "checksums.json").write_text(json.dumps(table))
+    rewritten(saved, facts)
     train(section(target), old, old)
     other = section(target)
     other["optimizer"] = {**other["optimizer"], "beta2": 0.99}
     with pytest.raises(ConfigError, match=r"train\.optimizer\.beta2: 0\.95 there, 0\.99 here"):
         train(other, old, old)
+
+
+def rewritten(folder: Path, facts: dict[str, Any]) -> None:
+    """A sound checkpoint with another trainer.json."""
+    text = json.dumps(facts)
+    (folder / "trainer.json").write_text(text)
+    table = json.loads((folder / "checksums.json").read_text())
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    table["files"]["trainer.json"] = {"bytes": len(text), "sha256": digest}
+    (folder / "checksums.json").write_text(json.dumps(table))
+
+
+def test_a_checkpoint_of_another_version_says_what_can_be_done_with_it(
+    old: Path, target: Path, tmp_path: Path
+) -> None:
+    saved = at(old, STEPS)
+    rewritten(saved, {**json.loads((saved / "trainer.json").read_text()), "version": 1})
+    with pytest.raises(ConfigError, match="it is of version 1, this trainer reads 2") as caught:
+        train(section(target), old, old)
+    assert caught.value.where == str(saved) and f"init_from: {saved}" in caught.value.next
+    begun = section(target, budget={"steps": 2})
+    begun["drafter"] = {**begun["drafter"], "init": "drafter", "init_from": str(saved)}
+    train(begun, tmp_path / "new")  # which works
+
+
+def test_a_store_is_known_by_what_is_in_it_and_not_by_its_folder() -> None:
+    there = {"store": "5f0c9be14fd7a3e2", "inputs": [{"sha256": "a"}]}
+    for here, wanted in (
+        ({**there, "store": "mine"}, []),
+        ({**there, "inputs": [{"sha256": "b"}]}, ["data.inputs[0].sha256: 'a' there, 'b' here"]),
+    ):
+        assert differences({"data": there}, {"data": here}, FREE) == wanted
+
+
+def test_of_long_values_that_differ_the_beginning_is_told() -> None:
+    (line,) = differences({"template": "x" * 9000}, {"template": "y" * 9000})
+    assert line.startswith("template: 'xxx") and "... there, 'yyy" in line and len(line) < 300
 
 
 def test_differences_are_named_by_key() -> None:
