@@ -27,7 +27,7 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "bed")]
 from bedkit.bed import Bed  # noqa: E402
 from deploy import PCT_START_S, openssl_inside  # noqa: E402
 
-from dflashctl.agent import runfolder  # noqa: E402
+from dflashctl.agent.records import runfolder  # noqa: E402
 from dflashctl.config.hosts import Host, HostEntry, complete  # noqa: E402
 from dflashctl.runs import pull as pulling  # noqa: E402
 from dflashctl.runs.arrival import Line  # noqa: E402

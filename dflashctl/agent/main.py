@@ -29,40 +29,40 @@ PROTOCOL = 1
 
 OPS: Dict[str, str] = {
     "ping": "main:ping",
-    "release_facts": "install:release_facts",
-    "install_release": "install:install_release",
-    "release_drift": "drift:release_drift",
-    "roll_back": "switching:roll_back",
-    "host_desk": "hostdesk:host_desk",
-    "lock_show": "hostlock:lock_show",
-    "lock_break": "hostlock:lock_break",
-    "launch": "launch:launch",
-    "launch_desk": "launchdesk:launch_desk",
-    "gpu_desk": "gpudesk:gpu_desk",
-    "wait_end": "waiting:wait_end",
-    "stop": "stop:stop",
-    "look_process": "onepid:look_process",
-    "stop_process": "onepid:stop_process",
-    "observe": "observe:observe",
-    "stacks": "stacks:stacks",
-    "host_stacks": "stacks:host_stacks",
-    "read_log": "logs:read_log",
-    "search_log": "logsearch:search_log",
-    "pull_list": "pull:pull_list",
-    "pull_file": "pull:pull_file",
-    "list_runs": "history:list_runs",
-    "note_run": "curate:note_run",
-    "prune_runs": "curate:prune_runs",
-    "repair_runs": "repair:repair_runs",
-    "host_facts": "hostfacts:host_facts",
-    "inside_facts": "insidefacts:inside_facts",
-    "learn_idle": "insidefacts:learn_idle",
-    "inspect": "inspecting:inspect",
-    "probe_follow": "probing:probe_follow",
-    "doctor_host": "doctor_host:doctor_host",
-    "doctor_inside": "doctor_inside:doctor_inside",
+    "release_facts": "releases.install:release_facts",
+    "install_release": "releases.install:install_release",
+    "release_drift": "releases.drift:release_drift",
+    "roll_back": "releases.switching:roll_back",
+    "host_desk": "releases.hostdesk:host_desk",
+    "lock_show": "releases.hostlock:lock_show",
+    "lock_break": "releases.hostlock:lock_break",
+    "launch": "runs.launch:launch",
+    "launch_desk": "runs.launchdesk:launch_desk",
+    "gpu_desk": "gpus.gpudesk:gpu_desk",
+    "wait_end": "runs.waiting:wait_end",
+    "stop": "runs.stop:stop",
+    "look_process": "runs.onepid:look_process",
+    "stop_process": "runs.onepid:stop_process",
+    "observe": "runs.observe:observe",
+    "stacks": "runs.stacks:stacks",
+    "host_stacks": "runs.stacks:host_stacks",
+    "read_log": "logs.logread:read_log",
+    "search_log": "logs.logsearch:search_log",
+    "pull_list": "history.pull:pull_list",
+    "pull_file": "history.pull:pull_file",
+    "list_runs": "history.listing:list_runs",
+    "note_run": "history.curate:note_run",
+    "prune_runs": "history.curate:prune_runs",
+    "repair_runs": "history.repair:repair_runs",
+    "host_facts": "gpus.hostfacts:host_facts",
+    "inside_facts": "gpus.insidefacts:inside_facts",
+    "learn_idle": "gpus.insidefacts:learn_idle",
+    "inspect": "doctor.inspecting:inspect",
+    "probe_follow": "doctor.probing:probe_follow",
+    "doctor_host": "doctor.doctor_host:doctor_host",
+    "doctor_inside": "doctor.doctor_inside:doctor_inside",
 }
-"""Operation -> "module:function" beside this file, imported only when asked for."""
+"""Operation -> "module:function" below this package, imported only when asked for."""
 
 READ_ON = frozenset(["host_desk", "launch_desk", "gpu_desk"])
 """Operations to which the caller goes on talking: their stdin stays what it is."""
@@ -173,7 +173,7 @@ def perform(op: str, request: Dict[str, Any], emit: Any, timeout_s: Any = None) 
 
 
 def _around(error: OSError) -> Any:
-    from .surroundings import told  # a module that is read only when something failed
+    from .processes.surroundings import told  # a module that is read only when something failed
 
     return told(error)
 
@@ -206,7 +206,7 @@ def command_line(argv: "List[str] | None" = None) -> None:
     """`python3 -I supervisor.pyz supervise RUN_DIR` (the zip's `__main__`)."""
     words = sys.argv[1:] if argv is None else argv
     if len(words) == 2 and words[0] == "supervise":
-        supervise = importlib.import_module(".supervise", __package__)
+        supervise = importlib.import_module(".runs.supervise", __package__)
         sys.exit(supervise.main(words[1]))
     print("usage: python3 -I supervisor.pyz supervise RUN_DIR", file=sys.stderr)
     sys.exit(2)

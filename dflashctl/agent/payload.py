@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import io
 import zipfile
+from typing import TYPE_CHECKING, Iterator, Tuple
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 PACKAGE = "dflash_agent"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date that a zip can hold
@@ -33,11 +37,7 @@ def build_payload() -> bytes:
     # Python >= 3.9; only the laptop comes here
     from importlib.resources import files
 
-    sources = {
-        f"{PACKAGE}/{entry.name}": entry.read_bytes()
-        for entry in files(__package__).iterdir()
-        if entry.name.endswith(".py") and entry.is_file()
-    }
+    sources = dict(_sources(files(__package__), PACKAGE))
     sources["__main__.py"] = _MAIN
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -47,3 +47,12 @@ def build_payload() -> bytes:
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, sources[name])
     return buffer.getvalue()
+
+
+def _sources(folder: "Traversable", name: str) -> Iterator[Tuple[str, bytes]]:
+    """(name in the zip, content) of every .py, also of those in the packages below."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _sources(entry, f"{name}/{entry.name}")
+        elif entry.name.endswith(".py"):
+            yield f"{name}/{entry.name}", entry.read_bytes()

@@ -98,7 +98,7 @@ class Deploy(Strict):
         return self
 
     def script(self) -> dict[str, str] | None:
-        """{"to", "path"} of a single script with a place of its own (agent/script.py)."""
+        """{"to", "path"} of a single script with a place of its own (agent/releases/script.py)."""
         return None if self.to is None else {"to": self.to, "path": self.include[0].removeprefix("./")}
 
 

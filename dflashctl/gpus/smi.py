@@ -1,4 +1,4 @@
-"""nvidia-smi's CSV answers as data. Pure; the texts are those of `agent/hostfacts.py`.
+"""nvidia-smi's CSV answers as data. Pure; the texts are those of `agent/gpus/hostfacts.py`.
 
 Its errors come on stdout, so the exit code is looked at first, and no cell is trusted to be a number:
 `[N/A]`, `[Not Supported]`, `[Unknown Error]` and `[GPU requires reset]` stand where numbers do.

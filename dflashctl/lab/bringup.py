@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dflashctl.agent import proc
+from dflashctl.agent.processes import proc
 from dflashctl.errors import Unreachable
 from dflashctl.lab import ending, folder, layout, refused
 from dflashctl.lab.fds import wait_readable

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dflashctl.agent import proc
-from dflashctl.agent.signals import send_signal
+from dflashctl.agent.processes import proc
+from dflashctl.agent.processes.signals import send_signal
 from dflashctl.lab import ending, ns, rootfs
 from dflashctl.lab.fds import wait_readable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
-from dflashctl.agent import proc
-from dflashctl.agent.signals import send_signal
+from dflashctl.agent.processes import proc
+from dflashctl.agent.processes.signals import send_signal
 
 LONGEST_LOOK_S = 0.02
 

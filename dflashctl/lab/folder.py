@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dflashctl.agent import proc
+from dflashctl.agent.processes import proc
 from dflashctl.errors import DflashError, Locked, UsageError
 from dflashctl.lab.refused import MOVE, NO_ROOM
 from dflashctl.lab.state import LabPaths

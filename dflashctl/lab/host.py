@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dflashctl.agent import proc
+from dflashctl.agent.processes import proc
 from dflashctl.lab import container, keys, layout, ns, rootfs, sshd
 from dflashctl.lab.fds import read_line
 from dflashctl.lab.layout import HostPlan

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from dflashctl.agent import kin, proc
-from dflashctl.agent.runfolder import list_runs
+from dflashctl.agent.processes import kin, proc
+from dflashctl.agent.records.runfolder import list_runs
 from dflashctl.errors import DflashError, UsageError
 from dflashctl.lab import bringup, ending, folder, layout, refused
 from dflashctl.lab.state import (

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflashctl.agent import proc
+from dflashctl.agent.processes import proc
 from dflashctl.errors import Unreachable, UsageError
 from dflashctl.lab import layout, python_view
 

@@ -1,6 +1,6 @@
 """An operation to which one goes on talking: its events as they come, orders as lines on its stdin
-(agent/talk.py). The call runs in a thread of its own, so that two of them, inside and on the host, wait for
-each other's facts at the same time."""
+(agent/records/talk.py). The call runs in a thread of its own, so that two of them, inside and on the host,
+wait for each other's facts at the same time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
 
 SIGN_OF_LIFE_S = 15.0
-"""A third of what the other side puts up with, at the most (agent/talk.py)."""
+"""A third of what the other side puts up with, at the most (agent/records/talk.py)."""
 
 CLOSE_S = 3.0
 """After the last order the operation ends by itself; waiting longer would help nobody."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dflashctl.agent.pull import SAMPLE
+from dflashctl.agent.history.pull import SAMPLE
 from dflashctl.config.hosts import Host
 from dflashctl.errors import Unreachable
 from dflashctl.remote.again import let_go, pause_s

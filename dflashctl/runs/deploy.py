@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from dflashctl.agent.install import incoming_path
-from dflashctl.agent.proofs import compile_source
+from dflashctl.agent.releases.install import incoming_path
+from dflashctl.agent.releases.proofs import compile_source
 from dflashctl.config.hosts import Host
 from dflashctl.config.recipe import Deploy, Recipe
 from dflashctl.errors import DflashError, UsageError, VerificationFailed
@@ -61,7 +61,7 @@ def read_source(recipe: Recipe) -> Source:
 
 @dataclass(frozen=True)
 class Deployed:
-    """What a deploy did and what was proven; `proof` is the answer of install_release (agent/install.py)."""
+    """What a deploy did and what was proven; `proof` is the answer of agent/releases/install.py."""
 
     host: Host
     plan: DeployPlan
@@ -238,7 +238,7 @@ def _seconds_for(source: Source) -> float:
 
 
 def install_request(host: Host, source: Source, deploy_id: str, archive_size: int | None) -> dict[str, Any]:
-    """The request of agent/install.py's install_release."""
+    """The request of agent/releases/install.py's install_release."""
     search = [env["PYTHONPATH"] for env in (source.recipe.launch.env, host.env) if "PYTHONPATH" in env]
     return {
         "code_root": host.code_root,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dflashctl.agent.release import FILE, PROGRAM
+from dflashctl.agent.releases.release import FILE, PROGRAM
 from dflashctl.errors import VerificationFailed
 from dflashctl.render.text import count, plural, size
 from dflashctl.runs.sources import Snapshot, SourceFile

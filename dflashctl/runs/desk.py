@@ -1,4 +1,4 @@
-"""The laptop's end of a host desk (agent/hostdesk.py): the deploy lock, and the way of an archive inside.
+"""The laptop's end of a host desk (agent/releases/hostdesk.py): the deploy lock, and an archive's way inside.
 
 One remote command, which stays open for the whole deploy. It runs in a thread of its own, while the caller's
 thread calls operations inside.
@@ -22,7 +22,7 @@ from dflashctl.remote.engine import Engine, Progress
 from dflashctl.runs.person import person
 
 SIGN_OF_LIFE_S = 15.0
-"""A third of what the desk puts up with, at the most (agent/hostdesk.py)."""
+"""A third of what the desk puts up with, at the most (agent/releases/hostdesk.py)."""
 
 OPEN_S = 60.0
 CLOSE_S = 30.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflashctl.agent.release import FOLDER, LINK
+from dflashctl.agent.releases.release import FOLDER, LINK
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
 from dflashctl.runs.deploy import Source
@@ -40,7 +40,7 @@ class Comparison:
 
 
 def read_there(engine: Engine, source: Source, release: str | None) -> dict[str, Any]:
-    """Facts (agent/drift.py) of a release, or of the current one. Raises NotFound."""
+    """Facts (agent/releases/drift.py) of a release, or of the current one. Raises NotFound."""
     local = {file.path: [file.sha256, file.mode] for file in source.snapshot.files}
     request = {
         "code_root": engine.host.code_root,

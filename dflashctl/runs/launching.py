@@ -31,8 +31,8 @@ log = logging.getLogger("dflashctl.launch")
 class Attempt:
     """One try to launch: both sides are asked, and stay on the line until it is decided.
 
-    On the host a lock is held from the look at the GPUs to the started record (agent/gpudesk.py); inside, the
-    same command that tells the facts starts the run. `samples` 0: the run wants no GPU, the host is not
+    On the host a lock is held from the look at the GPUs to the started record (agent/gpus/gpudesk.py);
+    inside, the same command that tells the facts starts the run. `samples` 0: no GPU wanted, the host is not
     asked. `script`: of a recipe with `deploy.to`. Raises, on entering or later, what the two operations
     raise.
     """

@@ -1,4 +1,4 @@
-"""From the JSON of operation `observe` (dflashctl/agent/runfacts.py) to RunFacts. Pure."""
+"""From the JSON of operation `observe` (dflashctl/agent/runs/runfacts.py) to RunFacts. Pure."""
 
 from __future__ import annotations
 

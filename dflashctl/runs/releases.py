@@ -43,7 +43,7 @@ def check_name(release: str | None) -> str | None:
 
 
 def read_releases(engine: Engine) -> dict[str, Any]:
-    """Facts of agent/install.py's release_facts; changes nothing."""
+    """Facts of agent/releases/install.py's release_facts; changes nothing."""
     host = engine.host
     request = {"code_root": host.code_root, "state_dir": host.state_dir, "prepare": None}
     return call(engine, "release_facts", request, timeout_s=FACTS_TIMEOUT_S)
@@ -68,7 +68,7 @@ def overview(facts: dict[str, Any]) -> list[ReleaseRow]:
 def roll_back(
     engine: Engine, release: str | None, *, wait_s: float, dry_run: bool, phase: Phase | None = None
 ) -> dict[str, Any]:
-    """Prove an older release again and make it current; the answer is that of agent/switching.py's roll_back.
+    """Prove an older release again and make it current; the answer is of agent/releases/switching.py.
 
     Raises NotFound, VerificationFailed (it was changed in place), Locked.
     """

@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dflashctl.agent.release import (
+from dflashctl.agent.releases.release import (
     FILE,
     FOLDER,
     LINK,
@@ -44,7 +44,7 @@ class SourceFile:
     content: bytes | None = field(default=None, repr=False, compare=False)
 
     def entry(self) -> dict[str, object]:
-        """Its row in the manifest (dflashctl/agent/release.py)."""
+        """Its row in the manifest (dflashctl/agent/releases/release.py)."""
         row: dict[str, object] = {
             "path": self.path,
             "sha256": self.sha256,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pathspec
 
-from dflashctl.agent.release import parents
+from dflashctl.agent.releases.release import parents
 from dflashctl.config.recipe import Deploy
 from dflashctl.errors import UsageError, VerificationFailed
 from dflashctl.runs.gitfacts import GitFacts

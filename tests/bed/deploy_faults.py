@@ -85,7 +85,7 @@ class Case:
     def wrong(self) -> list[str]:
         """Releases whose name is not the hash of what they hold."""
         code = (
-            "import sys; sys.path.insert(0, sys.argv[1]); from dflashctl.agent import release as r\n"
+            "import sys; sys.path.insert(0, sys.argv[1]); from dflashctl.agent.releases import release as r\n"
             "root = sys.argv[2]\n"
             "for n in r.list_releases(root):\n"
             "    m = r.read_manifest(root, n).value\n"

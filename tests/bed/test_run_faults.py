@@ -14,7 +14,7 @@ import pytest
 from bedkit.bed import Bed
 from bedkit.project import Project
 
-from dflashctl.agent.runfolder import new_id
+from dflashctl.agent.records.runfolder import new_id
 from dflashctl.config import resolve
 from dflashctl.config.hosts import HostEntry, complete
 from dflashctl.config.resolve import read_recipe

@@ -91,7 +91,7 @@ def test_the_readme_lists_every_page() -> None:
 
 
 def test_every_path_that_a_page_names_is_there() -> None:
-    """`dflashctl/agent/release.py` and its like; without a folder it is a file of a run, NAME is any name."""
+    """`trainer/run/train.py` and its like; without a folder it is a file of a run, NAME is any name."""
     for page in PAGES:
         for name in PATH.findall(page.read_text()):
             assert "NAME" in name or (REPOSITORY / name).exists(), f"{page}: {name}"

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import cgroup, launch, proc, runfolder, stop, waiting
-from dflashctl.agent.signals import send_signal
+from dflashctl.agent.processes import cgroup, proc
+from dflashctl.agent.processes.signals import send_signal
+from dflashctl.agent.records import runfolder
+from dflashctl.agent.runs import launch, stop, waiting
 from dflashctl.config.hosts import Host
 from dflashctl.runs import watch
 

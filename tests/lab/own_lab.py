@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lab_client import cli_argv, cli_environment
 
-from dflashctl.agent import proc
+from dflashctl.agent.processes import proc
 from dflashctl.lab import lifecycle
 from dflashctl.lab.state import LabPaths, Record
 

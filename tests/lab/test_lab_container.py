@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from lab_client import REPOSITORY, enter, enter_command, on_host, ssh
 
-from dflashctl.agent import kin, proc
+from dflashctl.agent.processes import kin, proc
 from dflashctl.lab import lifecycle, python_view
 from dflashctl.lab.state import LabPaths, Record
 

@@ -14,7 +14,7 @@ from lab_client import cli_argv, cli_environment, enter, ssh
 from own_lab import child_of_host, processes_of, wait_for
 from own_lab import own as own
 
-from dflashctl.agent import kin, proc
+from dflashctl.agent.processes import kin, proc
 from dflashctl.errors import Unreachable
 from dflashctl.lab import ending, lifecycle
 from dflashctl.lab.state import LabPaths, load_endpoint, read_record

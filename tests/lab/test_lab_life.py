@@ -13,7 +13,7 @@ from lab_client import cli, cli_argv, enter, ssh
 from own_lab import own as own
 from own_lab import processes_of, start_cli
 
-from dflashctl.agent import proc
+from dflashctl.agent.processes import proc
 from dflashctl.errors import UsageError
 from dflashctl.lab import layout, lifecycle
 from dflashctl.lab.state import LabPaths, Record, load_endpoint, read_record

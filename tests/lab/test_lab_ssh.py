@@ -16,7 +16,7 @@ import paramiko
 import pytest
 from lab_client import connect, ssh
 
-from dflashctl.agent import proc
+from dflashctl.agent.processes import proc
 from dflashctl.lab import lifecycle
 from dflashctl.lab.state import Record
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import fast_cli
 
-from dflashctl.agent import hostlock, release
+from dflashctl.agent.releases import hostlock, release
 from dflashctl.config.hosts import HostEntry, complete
 from dflashctl.config.resolve import read_recipe
 from dflashctl.remote.engine import Engine

@@ -19,7 +19,7 @@ from dflashctl.config.hosts import Host
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.local import LocalEngine
 
-SOURCES = sorted(Path(dflashctl.agent.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(dflashctl.agent.__file__).parent.rglob("*.py"))
 
 NEWER_METHODS = {"removeprefix", "removesuffix", "readlink", "is_relative_to", "bit_count", "hardlink_to"}
 OLD_ENOUGH = {"os.readlink"}
@@ -103,7 +103,9 @@ def interpreters() -> list[str]:
 def test_every_python_of_this_machine_imports_all_of_it_and_answers(tmp_path: Path) -> None:
     archive = tmp_path / "agent.zip"
     archive.write_bytes(payload.build_payload())
-    modules = [f"dflash_agent.{path.stem}" for path in SOURCES if path.stem != "__init__"]
+    names = [path.relative_to(SOURCES[0].parent).with_suffix("").parts for path in SOURCES]
+    modules = [".".join(("dflash_agent", *name)) for name in names if name[-1] != "__init__"]
+    assert "dflash_agent.processes.proc" in modules
     script = (
         f"import importlib, sys\nsys.path.insert(0, {str(archive)!r})\n"
         f"for name in {modules!r}: importlib.import_module(name)\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dflashctl.agent import script
+from dflashctl.agent.releases import script
 from dflashctl.errors import UsageError, VerificationFailed
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from history_kit import SUMMARY, kept_in, made
 
-from dflashctl.agent import history, launch, observe, runfolder
+from dflashctl.agent.history import listing
+from dflashctl.agent.records import runfolder
+from dflashctl.agent.runs import launch, observe
 from dflashctl.cli.main import run
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.local import LocalEngine
@@ -137,7 +139,7 @@ def test_a_live_run_is_in_the_list_with_its_step(box: Any, until: Callable[..., 
         "phase_since": now - 1,
     }
     Path(box.run(answer).file("heartbeat.json")).write_text(json.dumps(beat))
-    facts = history.list_runs({"state_dir": box.state_dir}, None)["runs"][0]
+    facts = listing.list_runs({"state_dir": box.state_dir}, None)["runs"][0]
     assert facts["heartbeat"]["step"] == 7
     assert facts["family"]["count"] == 1
     assert Path(facts["log"]["path"]).name == "train_live.log"
@@ -160,14 +162,14 @@ def test_a_live_run_without_a_heartbeat_has_the_state_that_status_gives_it(
         return {facts.tag: judge(facts) for facts in read_answer(observe.observe(request, None))}
 
     until(lambda: by_status()["stuck"].state == "wedged")
-    asked = history.list_runs(request, None)
+    asked = listing.list_runs(request, None)
     listed = {facts.tag: judge(facts) for facts in read_answer(asked)}
     assert listed["stuck"].state == "wedged" and "step 8" in listed["stuck"].evidence
     assert any("of a core busy" in each for each in listed["computes"].evidence), listed
     assert {tag: each.state for tag, each in listed.items()} == {
         tag: each.state for tag, each in by_status().items()
     }
-    shown = history.list_runs({**request, "one": True, "tag": "stuck"}, None)
+    shown = listing.list_runs({**request, "one": True, "tag": "stuck"}, None)
     assert judge(read_answer(shown)[0]).state == "wedged"
 
 

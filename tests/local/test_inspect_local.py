@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dflashctl.agent import AgentError, inspecting
+from dflashctl.agent import AgentError
+from dflashctl.agent.doctor import inspecting
 from dflashctl.cli import main as frame
 from dflashctl.config.hosts import Host
 from dflashctl.inspect import reading

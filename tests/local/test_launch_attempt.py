@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import hostfacts, reservations, runfolder
+from dflashctl.agent.gpus import hostfacts, reservations
+from dflashctl.agent.records import runfolder
 from dflashctl.config.hosts import Host
 from dflashctl.config.recipe import Recipe
 from dflashctl.config.resolve import resolve

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import AgentError, history, logs, logsearch, observe, ownlog, pull
+from dflashctl.agent import AgentError
+from dflashctl.agent.history import listing, pull
+from dflashctl.agent.logs import logread, logsearch, ownlog
+from dflashctl.agent.runs import observe
 
 STEPS = """
 import os, time
@@ -61,10 +64,10 @@ def test_a_log_that_was_moved_is_read_where_the_program_writes_it(
     request = {"state_dir": box.state_dir, "tag": "t"}
     (facts,) = observe.observe({**request, "known": [], "sample_s": 0.01}, lambda event: None)["runs"]
     assert (facts["log"]["exists"], facts["log"]["step"], facts["log"]["size"]) == (True, 2, 14)
-    (listed,) = history.list_runs({"state_dir": box.state_dir}, None)["runs"]
+    (listed,) = listing.list_runs({"state_dir": box.state_dir}, None)["runs"]
     assert listed["log"]["size"] == 14
     said: list[dict[str, Any]] = []
-    logs.read_log({**request, "lines": 1}, said.append)
+    logread.read_log({**request, "lines": 1}, said.append)
     assert b"".join(base64.b64decode(one.get("data", "")) for one in said) == b"step 2\n"
     assert logsearch.search_log({**request, "grep": "step 2"}, said.append)["matches"] == 1
 
@@ -83,7 +86,7 @@ def test_who_follows_a_log_that_is_moved_hears_every_step_once(
 
     def follow(wait_s: float, **more: Any) -> threading.Thread:
         request = {"state_dir": box.state_dir, "tag": "t", "wait_s": wait_s, **more}
-        thread = threading.Thread(target=logs.read_log, args=(request, heard))
+        thread = threading.Thread(target=logread.read_log, args=(request, heard))
         thread.start()
         return thread
 
@@ -104,13 +107,13 @@ def test_a_call_that_goes_on_after_a_move_repeats_nothing(
     box: Any, until: Callable[..., Any], answer: dict[str, Any]
 ) -> None:
     request = {"state_dir": box.state_dir, "tag": "t"}
-    told = logs.read_log(request, lambda event: None)
+    told = logread.read_log(request, lambda event: None)
     Path(answer["log"]).unlink()
     go(box, 1)
     run = box.run(answer)
     until(lambda: Path(ownlog.log_file(run, run.record().value)).read_text().endswith("step 2\n"))
     said: list[dict[str, Any]] = []
-    logs.read_log({**request, "offset": told["offset"], "inode": told["inode"]}, said.append)
+    logread.read_log({**request, "offset": told["offset"], "inode": told["inode"]}, said.append)
     assert b"".join(base64.b64decode(one.get("data", "")) for one in said) == b"step 2\n"
 
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_box import local_host
 
-from dflashctl.agent import AgentError, logs
+from dflashctl.agent import AgentError
+from dflashctl.agent.logs import logread
 from dflashctl.config.hosts import Host
 from dflashctl.errors import ContainerDown, NotFound, Unreachable
 from dflashctl.remote.engine import Completed
@@ -40,7 +41,7 @@ class Got:
 
 def ask(box: Any, **request: Any) -> tuple[Got, dict[str, Any]]:
     got = Got()
-    return got, logs.read_log({"state_dir": box.state_dir, **request}, got)
+    return got, logread.read_log({"state_dir": box.state_dir, **request}, got)
 
 
 def ended(box: Any, text: bytes, tag: str = "t") -> dict[str, Any]:
@@ -66,7 +67,7 @@ def test_the_last_lines_start_where_they_should(
     path = tmp_path_factory.mktemp("log") / "log"
     path.write_bytes(earlier + b"".join(mine))
     with path.open("rb") as file:
-        start = logs.tail_start(file, len(earlier), path.stat().st_size, wanted)
+        start = logread.tail_start(file, len(earlier), path.stat().st_size, wanted)
         file.seek(start)
         assert file.read() == b"".join(mine[-wanted:])
 
@@ -124,7 +125,7 @@ def test_rotation_truncation_and_the_end_while_following(box: Any, until: Callab
     got = Got()
     request = {"state_dir": box.state_dir, "tag": "t", "wait_s": 30.0}
     told: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: told.append(logs.read_log(request, got)))
+    thread = threading.Thread(target=lambda: told.append(logread.read_log(request, got)))
     thread.start()
     log.write_bytes(b"one\n")
     until(lambda: got.data == b"one\n")
@@ -165,7 +166,7 @@ def test_a_log_cut_and_grown_past_the_old_place_is_begun_anew(box: Any) -> None:
     source = Source(on_data=lambda data: seen.append(data.decode()), on_notice=seen.append)
 
     def ask_on() -> None:
-        told = logs.read_log(position.request(0.0), lambda event: receive(event, position, source))
+        told = logread.read_log(position.request(0.0), lambda event: receive(event, position, source))
         position.inode, position.offset = told["inode"], told["offset"]
 
     ask_on()
@@ -185,7 +186,7 @@ def test_the_same_while_one_call_follows(box: Any, until: Callable[..., Any]) ->
     log = Path(box.python("import time; time.sleep(600)")["log"])
     got = Got()
     request = {"state_dir": box.state_dir, "tag": "t", "wait_s": 30.0}
-    thread = threading.Thread(target=lambda: logs.read_log(request, got))
+    thread = threading.Thread(target=lambda: logread.read_log(request, got))
     thread.start()
     log.write_bytes(b"one\n")
     until(lambda: got.data == b"one\n")

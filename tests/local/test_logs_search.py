@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflashctl.agent import AgentError, logindex, logs, logsearch
+from dflashctl.agent import AgentError
+from dflashctl.agent.logs import logindex, logread, logsearch
 from dflashctl.cli.main import run
 from dflashctl.runs import known
 
@@ -288,6 +289,6 @@ def test_the_reader_and_the_search_begin_alike(box: Any) -> None:
     entry = {"at": time.time() - 100, "inode": Path(answer["log"]).stat().st_ino, "size": 4}
     Path(box.run(answer).file("log_index.jsonl")).write_text(json.dumps(entry) + "\n")
     got: list[dict[str, Any]] = []
-    logs.read_log({"state_dir": box.state_dir, "tag": "t", "since_s": 50}, got.append)
+    logread.read_log({"state_dir": box.state_dir, "tag": "t", "since_s": 50}, got.append)
     assert [each["offset"] for each in got if "data" in each] == [8]
     assert ask(box, grep="o", since_s=50)[0] == [(2, "two")]

@@ -14,8 +14,13 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import AgentError, history, insidefacts, launch, observe, proc, runfolder, stop, waiting
-from dflashctl.agent.signals import send_signal
+from dflashctl.agent import AgentError
+from dflashctl.agent.gpus import insidefacts
+from dflashctl.agent.history import listing
+from dflashctl.agent.processes import proc
+from dflashctl.agent.processes.signals import send_signal
+from dflashctl.agent.records import runfolder
+from dflashctl.agent.runs import launch, observe, stop, waiting
 from dflashctl.runs import known
 from dflashctl.runs.readfacts import read_answer
 from dflashctl.runs.verdict import judge
@@ -149,7 +154,7 @@ def test_an_ended_one_is_listed_as_it_was_recorded(tmp_path: Path) -> None:
     there.mkdir(parents=True)
     for file in RECORDED.iterdir():
         (there / file.name).write_bytes(file.read_bytes())
-    answer = history.list_runs({"state_dir": str(tmp_path / "state"), "tag": None}, None)
+    answer = listing.list_runs({"state_dir": str(tmp_path / "state"), "tag": None}, None)
     [run] = answer["runs"]
     assert run["id"] == ID and run["exit"]["code"] == 0
     assert runfolder.folder_of(str(tmp_path / "state"), ID).group() is None, "it had no group of its own"

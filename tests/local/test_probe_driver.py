@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import kin, proc
+from dflashctl.agent.processes import kin, proc
 from dflashctl.probe.programs import driver as driver_module
 
 DRIVER = str(Path(driver_module.__file__))

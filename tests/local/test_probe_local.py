@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dflashctl.agent import proc, runfolder
-from dflashctl.agent.signals import send_signal
+from dflashctl.agent.processes import proc
+from dflashctl.agent.processes.signals import send_signal
+from dflashctl.agent.records import runfolder
 from dflashctl.cli import main as frame
 from dflashctl.errors import Unreachable
 from dflashctl.gpus import facts as gpufacts

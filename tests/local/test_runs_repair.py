@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import curate, history, proc, repair, runfolder
+from dflashctl.agent.history import curate, listing, repair
+from dflashctl.agent.processes import proc
+from dflashctl.agent.records import runfolder
 from dflashctl.cli.main import run
 
 JSON_FILES = ("record.json", "supervisor.json", "exit.json")
@@ -92,7 +94,7 @@ def test_all_three_at_once_lean_on_each_other(box: Any, ended: Path) -> None:
     for name in ("code", "signal", "cause", "killed_by"):
         assert after["exit.json"][name] == before["exit.json"][name]
     assert after["exit.json"]["wall_s"] == pytest.approx(before["exit.json"]["wall_s"], abs=5.0)
-    (facts,) = history.list_runs({"state_dir": box.state_dir}, None)["runs"]
+    (facts,) = listing.list_runs({"state_dir": box.state_dir}, None)["runs"]
     assert facts["problems"] == [] and facts["exit"]["code"] == 3
     assert facts["record"]["tag"] == "t"
 
@@ -198,7 +200,7 @@ def test_a_launch_that_may_be_at_work_is_left_alone(box: Any, ended: Path) -> No
 
 
 def test_a_kill_at_work_is_not_disturbed(box: Any, ended: Path) -> None:
-    from dflashctl.agent.stop import stop_lock
+    from dflashctl.agent.runs.stop import stop_lock
 
     (ended / "record.json").write_bytes(HALF)
     with stop_lock(runfolder.RunFolder(str(ended))) as first:
@@ -231,7 +233,7 @@ def test_a_run_of_an_older_launch_gets_what_its_files_prove(box: Any, ended: Pat
     assert (rebuilt["id"], rebuilt["recipe"], rebuilt["tag"]) == (ended.name, "demo", None)
     assert rebuilt["created_at"] == pytest.approx(record["created_at"], abs=5.0)
     assert rebuilt["boot_id"] == record["boot_id"]
-    (facts,) = history.list_runs({"state_dir": box.state_dir}, None)["runs"]
+    (facts,) = listing.list_runs({"state_dir": box.state_dir}, None)["runs"]
     assert facts["problems"] == [] and facts["exit"]["code"] == 3
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from history_kit import ROOT, SUMMARY, kept_in, made
 
-from dflashctl.agent import curate, runfolder
+from dflashctl.agent.history import curate
+from dflashctl.agent.records import runfolder
 from dflashctl.cli.main import run
 from dflashctl.remote.local import LocalEngine
 from dflashctl.runs.history import list_runs

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from run_box import local_host
 
-from dflashctl.agent import AgentError, proc, stacks
+from dflashctl.agent import AgentError
+from dflashctl.agent.processes import proc
+from dflashctl.agent.runs import stacks
 from dflashctl.cli.main import run
 from dflashctl.remote.local import LocalEngine
 from dflashctl.runs.stacks import Frame, Stacks, Thread, common_outer, parse, read_stacks
@@ -68,7 +70,7 @@ def no_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operation as it travels, looking for another program."""
     source = Path(stacks.__file__).read_text()
     assert source.count('which("py-spy"') == 1
-    changed = _payload_with("stacks.py", source.replace('which("py-spy"', 'which("no-such-program"'))
+    changed = _payload_with("runs/stacks.py", source.replace('which("py-spy"', 'which("no-such-program"'))
     monkeypatch.setattr("dflashctl.remote.agent_call.payload", lambda: changed)
 
 

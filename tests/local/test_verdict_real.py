@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import observe
+from dflashctl.agent.runs import observe
 from dflashctl.config.rules import Rules
 from dflashctl.runs import known
 from dflashctl.runs.readfacts import read_answer
@@ -114,7 +114,7 @@ def test_each_program_gets_the_right_state_within_two_heartbeats(box: Any) -> No
 
 
 def observe_launch(box: Any, request: dict[str, Any]) -> None:
-    from dflashctl.agent import launch
+    from dflashctl.agent.runs import launch
 
     launch.launch(request, box.events.append)
 

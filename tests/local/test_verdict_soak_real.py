@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import observe
+from dflashctl.agent.runs import observe
 from dflashctl.runs import known
 from dflashctl.runs.readfacts import read_answer
 from dflashctl.runs.verdict import judge

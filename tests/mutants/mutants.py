@@ -58,7 +58,7 @@ _FAMILY = "supervisor=supervisor, known=known, tagged=by_run.get(self.id, ())"
 def _kill_by(pattern: str) -> Edit:
     """`pattern`: an expression over `words`, a process's command line, that makes it the run's."""
     return Edit(
-        "dflashctl/agent/runfolder.py",
+        "dflashctl/agent/records/runfolder.py",
         f"        return kin.family(everything, {_FAMILY})\n",
         f"        mine = kin.family(everything, {_FAMILY})\n"
         "        lines = {one.pid: proc.cmdline(one.pid) for one in everything.values()}\n"
@@ -91,9 +91,9 @@ MUTANTS = (
         "trusting-what-arrived",
         "neither the archive's contents nor the tree made of them are compared with the manifest",
         (
-            Edit("dflashctl/agent/tree.py", "if digest != member.name:", "if False:"),
+            Edit("dflashctl/agent/releases/tree.py", "if digest != member.name:", "if False:"),
             Edit(
-                "dflashctl/agent/install.py",
+                "dflashctl/agent/releases/install.py",
                 "            if wrong:\n                raise AgentError(",
                 "            if False:\n                raise AgentError(",
             ),
@@ -111,7 +111,7 @@ MUTANTS = (
         "a process is known by its pid, whenever it started",
         (
             Edit(
-                "dflashctl/agent/proc.py",
+                "dflashctl/agent/processes/proc.py",
                 "process is not None and process.start == identity[1] and not process.dead else None",
                 "process is not None and not process.dead else None",
             ),

@@ -1,4 +1,4 @@
-"""A laptop's folder and a container's folders without a container, for the tests of agent/install.py."""
+"""A laptop's folder and a container's folders without a container, to test agent/releases/install.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import AgentError, install, proc, release, runfolder
+from dflashctl.agent import AgentError
+from dflashctl.agent.processes import proc
+from dflashctl.agent.records import runfolder
+from dflashctl.agent.releases import install, release
 from dflashctl.config.recipe import Deploy
 from dflashctl.runs.archive import pack
 from dflashctl.runs.sources import Snapshot, SourceFile, take_snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dflashctl.agent import proc
+from dflashctl.agent.processes import proc
 
 READY = "open('ready', 'a').write('x')\n"
 SLEEP = "import os, signal, subprocess, sys, time\n"

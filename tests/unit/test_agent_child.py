@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from dflashctl.agent import child, proc
+from dflashctl.agent.processes import child, proc
 
 FORKS = """
 import os, sys, time

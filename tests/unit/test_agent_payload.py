@@ -61,8 +61,8 @@ def test_the_payload_is_the_same_from_a_zipped_install(tmp_path: Path) -> None:
     bundle = tmp_path / "bundle.zip"
     with zipfile.ZipFile(bundle, "w") as archive:
         archive.writestr("dflashctl/__init__.py", "__version__ = '0'\n")
-        for source in package.glob("*.py"):
-            archive.write(source, f"dflashctl/agent/{source.name}")
+        for source in package.rglob("*.py"):
+            archive.write(source, f"dflashctl/agent/{source.relative_to(package)}")
     script = (
         "import sys, hashlib\n"
         f"sys.path.insert(0, {str(bundle)!r})\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflashctl.agent.cannotstart import cannot_start
+from dflashctl.agent.runs.cannotstart import cannot_start
 
 
 def why(cwd: Path, *command: str, path: str = "/usr/bin:/bin") -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import cgroup, kin, proc
+from dflashctl.agent.processes import cgroup, kin, proc
 
 UNIFIED = "29 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
 HYBRID = (

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from unproven import did_not_run
 
-from dflashctl.agent import proc, spawn
+from dflashctl.agent.processes import proc
+from dflashctl.agent.runs import spawn
 
 DAY = 86400
 

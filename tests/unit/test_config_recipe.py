@@ -291,7 +291,7 @@ def test_the_shipped_recipes_are_valid_and_expect_what_is_true(name: str) -> Non
     assert recipe.name == name
     assert recipe.deploy is not None
     assert recipe.deploy.entry == "trainer"
-    from dflashctl.agent.proofs import check_expect
+    from dflashctl.agent.releases.proofs import check_expect
 
     found, problems = check_expect(str(PROJECT), [row.model_dump() for row in recipe.deploy.expect])
     assert not problems

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent.proofs import compile_source
-from dflashctl.agent.release import FILE
+from dflashctl.agent.releases.proofs import compile_source
+from dflashctl.agent.releases.release import FILE
 from dflashctl.errors import VerificationFailed
 from dflashctl.runs.deployplan import DeployPlan, LocalCompile, minor, plan_deploy
 from dflashctl.runs.sources import Snapshot, SourceFile

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import doctor_host, doctor_inside, doctor_place, doctor_torch, hostlock
+from dflashctl.agent.doctor import doctor_host, doctor_inside, doctor_place, doctor_torch
+from dflashctl.agent.releases import hostlock
 
 GONE = {"exit": None, "stdout": "", "stderr": "", "problem": "missing"}
 

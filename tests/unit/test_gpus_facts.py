@@ -21,7 +21,10 @@ from gpu_kit import (
     row,
 )
 
-from dflashctl.agent import AgentError, gpudesk, hostfacts, insidefacts, pick, proc, reservations, runfolder
+from dflashctl.agent import AgentError
+from dflashctl.agent.gpus import gpudesk, hostfacts, insidefacts, reservations
+from dflashctl.agent.processes import proc
+from dflashctl.agent.records import pick, runfolder
 from dflashctl.errors import Unreachable
 from dflashctl.gpus import facts as gpufacts
 from dflashctl.gpus import smi

@@ -13,7 +13,7 @@ from gpu_kit import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflashctl.agent import hostfacts
+from dflashctl.agent.gpus import hostfacts
 from dflashctl.gpus import smi
 from dflashctl.gpus.smi import App, GpuReading
 

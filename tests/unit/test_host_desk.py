@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import AgentError, hostdesk, hostlock, pctlock
+from dflashctl.agent import AgentError
+from dflashctl.agent.releases import hostdesk, hostlock, pctlock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -215,7 +216,7 @@ def test_the_lock_file_goes_with_its_lock(tmp_path: Path) -> None:
 
 def test_many_takers_never_hold_it_together(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time; from dflashctl.agent.hostlock import HostLock\n"
+        "import os, sys, time; from dflashctl.agent.releases.hostlock import HostLock\n"
         "for _ in range(20):\n"
         "    with HostLock(sys.argv[1] + '/x.lock', {}, 30, lambda found: None):\n"
         "        os.mkdir(sys.argv[1] + '/alone'); time.sleep(0.002); os.rmdir(sys.argv[1] + '/alone')\n"
@@ -230,7 +231,7 @@ class Deploying:
     """A process that holds the lock of a container and code root, and takes it back at SIGTERM."""
 
     CODE = (
-        "import signal, sys; from dflashctl.agent.hostlock import Broken, HostLock\n"
+        "import signal, sys; from dflashctl.agent.releases.hostlock import Broken, HostLock\n"
         "try:\n"
         "    with HostLock(sys.argv[1], {'who': 'anna@laptop'}, 0, lambda found: None):\n"
         "        print(1, flush=True); signal.pause()\n"

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import ground, install, release, runfolder
-from dflashctl.agent import tree as agent_tree
-from dflashctl.agent.deploylock import DeployLock
 from dflashctl.agent.main import DeadlinePassed
+from dflashctl.agent.records import runfolder
+from dflashctl.agent.releases import ground, install, release
+from dflashctl.agent.releases import tree as agent_tree
+from dflashctl.agent.releases.deploylock import DeployLock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -54,7 +55,7 @@ def test_one_deploy_at_a_time_and_the_holder_is_named(running: tuple[Box, str]) 
 
 def test_a_deploy_can_wait_for_the_lock(box: Box) -> None:
     code = (
-        "import sys, time; from dflashctl.agent.deploylock import DeployLock\n"
+        "import sys, time; from dflashctl.agent.releases.deploylock import DeployLock\n"
         "with DeployLock(sys.argv[1], 'ben@desk', 'x'):\n    print('held', flush=True); time.sleep(1)\n"
     )
     other = subprocess.Popen([sys.executable, "-c", code, str(box.code_root)], stdout=subprocess.PIPE)
@@ -69,7 +70,7 @@ def test_a_deploy_can_wait_for_the_lock(box: Box) -> None:
 
 def test_the_lock_of_a_killed_holder_is_free(box: Box) -> None:
     code = (
-        "import sys, time; from dflashctl.agent.deploylock import DeployLock\n"
+        "import sys, time; from dflashctl.agent.releases.deploylock import DeployLock\n"
         "with DeployLock(sys.argv[1], 'ben@desk', 'x'):\n    print('held', flush=True); time.sleep(60)\n"
     )
     other = subprocess.Popen([sys.executable, "-c", code, str(box.code_root)], stdout=subprocess.PIPE)
@@ -147,7 +148,7 @@ def test_killed_outright_at_any_step_the_old_release_stays_and_the_next_deploy_s
     box.write("prog/a.py", "r = 1\n")
     request = box.request(box.snapshot())
     code = (
-        "import json, os, signal, sys; from dflashctl.agent import install\n"
+        "import json, os, signal, sys; from dflashctl.agent.releases import install\n"
         "request = json.load(sys.stdin)\n"
         "def emit(event):\n"
         "    if event['phase'] == sys.argv[1]: os.kill(os.getpid(), signal.SIGKILL)\n"

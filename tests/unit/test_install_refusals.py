@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import AgentError, install, release
-from dflashctl.agent import tree as agent_tree
+from dflashctl.agent import AgentError
+from dflashctl.agent.releases import install, release
+from dflashctl.agent.releases import tree as agent_tree
 
 sys.path.insert(0, str(Path(__file__).parent))
 

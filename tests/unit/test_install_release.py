@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import install, release
-from dflashctl.agent import tree as agent_tree
+from dflashctl.agent.releases import install, release
+from dflashctl.agent.releases import tree as agent_tree
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflashctl.agent import kin, proc
+from dflashctl.agent.processes import kin, proc
 
 
 def made(pid: int, ppid: int, start: int = 0, state: str = "S") -> proc.Process:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dflashctl.agent import proc
+from dflashctl.agent.processes import proc
 from dflashctl.cli.main import run
 from dflashctl.config.hosts import Host
 from dflashctl.errors import ExitCode, Unreachable, UsageError

@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import AgentError, launch, proc, runfolder, signals, spawn, waiting
-from dflashctl.agent.compilecache import compile_cache
+from dflashctl.agent import AgentError
+from dflashctl.agent.processes import proc, signals
+from dflashctl.agent.records import runfolder
+from dflashctl.agent.runs import launch, spawn, waiting
+from dflashctl.agent.runs.compilecache import compile_cache
 
 COUNT = "open('starts', 'a').write('x'); import time; time.sleep({seconds})"
 
@@ -241,7 +244,7 @@ def test_a_run_whose_supervisor_was_killed_keeps_its_tag(box: Any, until: Callab
 
 
 AGENT = (
-    "import json, sys; from dflashctl.agent.launch import launch;"
+    "import json, sys; from dflashctl.agent.runs.launch import launch;"
     "print(json.dumps(launch(json.loads(sys.stdin.read()), None)))"
 )
 

@@ -30,6 +30,16 @@ LAYERS = {
         "cli",
         "start __main__",
     ),
+    "dflashctl/agent": (
+        "payload",
+        "processes",
+        "records",
+        "logs releases",
+        "gpus",
+        "runs",
+        "history doctor",
+        "main",
+    ),
     "trainer": (
         "errors words failures schema",
         "sections",

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflashctl.agent import logknown, logscan
+from dflashctl.agent.logs import logknown, logscan
 from dflashctl.runs import known
 
 ROWS = [logknown.Known(row) for row in known.patterns()]

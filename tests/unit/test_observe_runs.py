@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import AgentError, observe, runfacts, runfolder
-from dflashctl.agent.signals import send_signal
+from dflashctl.agent import AgentError
+from dflashctl.agent.processes.signals import send_signal
+from dflashctl.agent.records import runfolder
+from dflashctl.agent.runs import observe, runfacts
 from dflashctl.runs import known
 from dflashctl.runs.facts import RunFacts
 from dflashctl.runs.readfacts import read_answer, read_heartbeat, read_run, read_steps

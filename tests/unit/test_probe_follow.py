@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import probing
-from dflashctl.agent.runfolder import new_id, number, write_json
+from dflashctl.agent.doctor import probing
+from dflashctl.agent.records.runfolder import new_id, number, write_json
 
 
 def test_all_that_was_written_before_the_end_is_heard(tmp_path: Path) -> None:

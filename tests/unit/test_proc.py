@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflashctl.agent import kin, proc, signals
+from dflashctl.agent.processes import kin, proc, signals
 
 STAT = b"%d (%b) S %d 77 78 0 -1 4194304 5 0 0 0 40 2 0 0 20 0 3 0 %d 1000 25 18446744073709551615 1"
 

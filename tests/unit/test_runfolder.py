@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflashctl.agent import proc, runfolder
+from dflashctl.agent.processes import proc
+from dflashctl.agent.records import runfolder
 
 
 def folder(tmp_path: Path, run_id: str = "20260102T030405678-0a1b2c") -> runfolder.RunFolder:

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from stop_kit import PROGRAMS, READY, SLEEP, gone, start
 
-from dflashctl.agent import AgentError, proc, runfolder, signals, stop
+from dflashctl.agent import AgentError
+from dflashctl.agent.processes import proc, signals
+from dflashctl.agent.records import runfolder
+from dflashctl.agent.runs import stop
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -120,7 +123,7 @@ def test_a_kill_whose_messenger_dies_goes_on(box: Any, until: Callable[..., Any]
         [
             sys.executable,
             "-c",
-            f"from dflashctl.agent.stop import stop; stop({request!r}, lambda event: None)",
+            f"from dflashctl.agent.runs.stop import stop; stop({request!r}, lambda event: None)",
         ],
         cwd=Path(__file__).parents[2],
     )
@@ -208,7 +211,7 @@ def test_a_kill_from_within_the_run_spares_the_messenger(box: Any, until: Callab
     request = {"state_dir": box.state_dir, "name": "t", "who": "itself", "grace_s": 0.2}
     killer = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r});"
-        "from dflashctl.agent import stop; stop.EXIT_S = 0.5;"  # the supervisor waits for this very process
+        "from dflashctl.agent.runs import stop; stop.EXIT_S = 0.5;"  # the supervisor waits for this process
         f"told = stop.stop({request!r}, lambda event: None); open('told', 'w').write(told['outcome'])"
     )
     program = (

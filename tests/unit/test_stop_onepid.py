@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import AgentError, onepid, proc
+from dflashctl.agent import AgentError
+from dflashctl.agent.processes import proc
+from dflashctl.agent.runs import onepid
 
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import proc
-from dflashctl.agent.signals import send_signal
+from dflashctl.agent.processes import proc
+from dflashctl.agent.processes.signals import send_signal
 
 
 @pytest.mark.parametrize("stopped", ["supervisor", "leader", "both"])

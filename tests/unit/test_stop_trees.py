@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dflashctl.agent import proc, signals
+from dflashctl.agent.processes import proc, signals
 
 NODE = r"""
 import ctypes, os, random, signal, sys, time

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflashctl.agent import ending, lastword, oom, proc, signals, supervise
-from dflashctl.agent.runfolder import RunFolder
+from dflashctl.agent.processes import oom, proc, signals
+from dflashctl.agent.records.runfolder import RunFolder
+from dflashctl.agent.runs import ending, lastword, supervise
 
 TELL = r"""
 import json, os, resource, signal, sys
@@ -374,7 +375,7 @@ def test_without_a_record_the_supervisor_says_so_and_starts_nothing(tmp_path: Pa
         [
             sys.executable,
             "-c",
-            f"from dflashctl.agent.supervise import main; raise SystemExit(main({str(tmp_path)!r}))",
+            f"from dflashctl.agent.runs.supervise import main; raise SystemExit(main({str(tmp_path)!r}))",
         ],
         cwd=root,
         input=b"{}",

@@ -1,0 +1,1 @@
+"""What `doctor`, `inspect` and `probe` ask of a place."""

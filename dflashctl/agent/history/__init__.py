@@ -1,0 +1,1 @@
+"""Runs that are over: listed, noted, pruned, repaired and brought home."""

@@ -1,0 +1,1 @@
+"""A run's log: read on, searched, and scanned for trouble."""

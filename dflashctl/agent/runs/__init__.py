@@ -1,0 +1,1 @@
+"""Live runs: started, supervised, looked at and ended."""
