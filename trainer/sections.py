@@ -14,6 +14,7 @@ from trainer.schema import ranged
 
 # Decay constants that the method's authors pair with a block size; others need an explicit gamma.
 GAMMA_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
+LEAST_TEMPERATURE = 0.01  # logits are divided by it; the most likely token is taken long before
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Data:
     states: Literal["cached", "online"] = "cached"
     prompt_tokens: int = ranged(48, low=1)  # continuations: of each prompt
     greedy_share: float = ranged(0.5, low=0.0, high=1.0)  # the other rows are sampled at `temperature`
-    temperature: float = ranged(0.7, low=0.01)  # continuations: of the sampled ones
+    temperature: float = ranged(0.7, low=LEAST_TEMPERATURE)  # continuations: of the sampled ones
     batch: int = ranged(128, low=1)  # continuations: prompts that the target continues at once
     budget_s: float | None = ranged(None, low=0.1)  # stop making rows after this time
     # rows with non-finite hidden states that are skipped before the run ends
@@ -149,7 +150,7 @@ class Evaluate:
     prompt_tokens: int = ranged(64, low=2)  # of each prompt
     new_tokens: int = ranged(128, low=2)  # decoded after each
     first_tokens: int = ranged(32, low=1)  # of these, the first are measured by themselves, too
-    temperature: float = ranged(0.7, low=0.01)  # of sampled decoding
+    temperature: float = ranged(0.7, low=LEAST_TEMPERATURE)  # of sampled decoding
     # float32: exact comparison, at twice a bfloat16 target's memory
     dtype: Literal["float32", "target"] = "float32"
     lookup_ngram: int = ranged(3, low=1)  # of prompt lookup, the baseline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ import typer
 from trainer.errors import ConfigError
 from trainer.guard import as_command, say
 from trainer.machine import usable_cores
+from trainer.sections import LEAST_TEMPERATURE
 from trainer.shortage import Relief
 
 if TYPE_CHECKING:
@@ -38,7 +40,14 @@ Turns = Annotated[
     Literal["all", "last", "each"],
     typer.Option(help="Answers trained on; each: every answer ends a document of its own."),
 ]
-LineLimit = Annotated[float, typer.Option(min=0.001, help="A longer line is a bad row.")]
+LineLimit = Annotated[float, typer.Option(min=0.001, max=4096, help="A longer line is a bad row.")]
+
+
+def temperature_of(value: float) -> float:
+    """0, or what a recipe takes, too. Raises typer.BadParameter."""
+    if value and not LEAST_TEMPERATURE <= value < math.inf:
+        raise typer.BadParameter(f"{value:g} is neither 0 nor a number from {LEAST_TEMPERATURE:g} on")
+    return value
 
 
 def prepare(

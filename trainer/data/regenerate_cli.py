@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trainer.data.cli import GOES_ON, Arguments, Date, TemplateFile, Thinking, mode_of
+from trainer.data.cli import GOES_ON, Arguments, Date, TemplateFile, Thinking, mode_of, temperature_of
 from trainer.errors import ConfigError
 from trainer.guard import as_command, say
 from trainer.shortage import Relief
@@ -28,7 +28,9 @@ def regenerate(
     ] = None,
     server: Annotated[str | None, typer.Option(help="Or a server's address, up to /v1.")] = None,
     model: Annotated[str | None, typer.Option(help="The target's name on the server.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0: the most likely token.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, callback=temperature_of, help="0: the most likely token.")
+    ] = 0.0,
     top_p: Annotated[
         float, typer.Option(min=0.01, max=1, help="The most likely tokens of this share; 1: all.")
     ] = 1.0,
@@ -39,7 +41,9 @@ def regenerate(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="On this machine.")] = "auto",
     concurrency: Annotated[int, typer.Option(min=1, help="Of a server: requests at once.")] = 32,
     tries: Annotated[int, typer.Option(min=1, help="Of a server: before an answer is given up.")] = 6,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="Of a server: for one answer.")] = 600.0,
+    timeout_s: Annotated[
+        float, typer.Option(min=0.1, max=86_400, help="Of a server: for one answer.")
+    ] = 600.0,
     key_env: Annotated[
         str | None, typer.Option(help="Of a server: NAME of the environment variable that holds the key.")
     ] = None,

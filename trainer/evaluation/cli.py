@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trainer.data.cli import Arguments, Date, TemplateFile, Thinking, mode_of
+from trainer.data.cli import Arguments, Date, TemplateFile, Thinking, mode_of, temperature_of
 from trainer.guard import as_command, say
 from trainer.machine import importing
 from trainer.sections import Evaluate
@@ -24,7 +24,9 @@ def eval(
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Of each set.")] = 24,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to decode after each.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of sampled figures; 0: greedy only.")] = 0.7,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, callback=temperature_of, help="Of sampled figures; 0: greedy only.")
+    ] = 0.7,
     seed: Annotated[int, typer.Option(min=0, help="Chooses prompts and luck.")] = 0,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],

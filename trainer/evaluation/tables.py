@@ -8,6 +8,7 @@ from trainer.evaluation.evaluate_checkpoint import Evaluation
 from trainer.evaluation.figures import Run
 from trainer.evaluation.measure import METHODS, SetResult
 from trainer.evaluation.report import Report
+from trainer.words import plural
 
 AGREE = {"float32": 0.02, "bfloat16": 0.1}  # share of blocks that rounding may turn, in this precision
 COLUMNS = [
@@ -49,8 +50,8 @@ def evaluation_report(evaluation: Evaluation) -> Report:
     ]
     if total.left_out:
         notes.append(
-            f"{total.left_out:,} prompts are left out: with {evaluation.section.new_tokens:,} new tokens "
-            "they are longer than the target can read"
+            f"left out: {plural(total.left_out, 'prompt')} longer than the target can read with "
+            f"{evaluation.section.new_tokens:,} new tokens"
         )
     if evaluation.uncached:
         notes.append("this target is read anew at every pass: its rates and speed-ups mean nothing")

@@ -21,7 +21,7 @@ def plan(
         typer.Option(min=1, help="Plan for so many GPUs like this one; all that are seen if left out."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="To measure for, each of target and drafter.")
+        float, typer.Option(min=0.1, max=86_400, help="To measure for, each of target and drafter.")
     ] = 15.0,
     json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:

@@ -136,7 +136,7 @@ def test_prompts_that_leave_no_room_are_left_out_and_counted(
     assert told == (
         []
         if spare
-        else ["6 prompts are left out: with 12 new tokens they are longer than the target can read"]
+        else ["left out: 6 prompts longer than the target can read with 12 new tokens"]
     )
 
 
