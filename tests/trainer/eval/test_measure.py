@@ -134,9 +134,7 @@ def test_prompts_that_leave_no_room_are_left_out_and_counted(
     assert data["all"]["left_out"] == 2 * result.left_out and data["sets"][0]["left_out"] == result.left_out
     told = [note for note in evaluation_report(found).notes if "left out" in note]
     assert told == (
-        []
-        if spare
-        else ["left out: 6 prompts longer than the target can read with 12 new tokens"]
+        [] if spare else ["left out: 6 prompts longer than the target can read with 12 new tokens"]
     )
 
 
