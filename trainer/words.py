@@ -25,3 +25,12 @@ def first_line(error: BaseException, kind: bool = False) -> str:
     if not said:
         return name
     return f"{name}: {said}" if kind else said
+
+
+def printable(words: str) -> str:
+    """Text that cannot steer a terminal: control characters but line ends and tabs are made visible,
+    and so is half a surrogate pair, which no file or terminal takes.
+    """
+    return "".join(
+        letter if letter in "\n\t" or letter.isprintable() else f"\\x{ord(letter):02x}" for letter in words
+    )

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from trainer.words import printable
+
 PIECE = 1 << 20
+SAID = 500  # letters of why a row is bad
 BOM = b"\xef\xbb\xbf"  # some editors put it before UTF-8; it is no part of the text
 
 
@@ -24,7 +27,13 @@ def file_digest(path: Path) -> str:
 
 
 class BadRow(Exception):
-    """One row of the input cannot be used; the text says why."""
+    """One row of the input cannot be used; the text says why, in words that can be shown though they quote
+    the row.
+    """
+
+    def __init__(self, why: str) -> None:
+        said = printable(why)
+        super().__init__(said if len(said) <= SAID else f"{said[:SAID]}...")
 
 
 @dataclass(frozen=True)

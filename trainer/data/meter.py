@@ -14,13 +14,6 @@ from trainer.words import duration
 LINE_EVERY_S = 10.0
 
 
-def printable(words: str) -> str:
-    """Text that cannot steer a terminal: control characters but line ends and tabs are made visible."""
-    return "".join(
-        letter if letter in "\n\t" or letter.isprintable() else f"\\x{ord(letter):02x}" for letter in words
-    )
-
-
 class Meter:
     """Counts up to `total`.
 

@@ -29,6 +29,7 @@ from trainer.data.meter import Meter
 from trainer.data.reader import Documents, Reader, Settings
 from trainer.data.store import Journal, Store, Writer, name_of
 from trainer.errors import ConfigError, DataError
+from trainer.words import plural
 
 CHUNK_BYTES = 2 << 20
 JUDGED_FROM_ROWS = 1000  # a share of bad rows says nothing about fewer
@@ -127,7 +128,7 @@ def prepare(
             raise _too_many(writer, tolerance)
         if not journal.supervised:
             raise DataError(
-                f"nothing to train on in {journal.rows:,} rows ({journal.bad_rows:,} bad)"
+                f"nothing to train on in {plural(journal.rows, 'row')} ({journal.bad_rows:,} bad)"
                 + _first_bad(writer.partial),
                 where=", ".join(map(str, inputs)),
             )
@@ -148,8 +149,11 @@ def _check_inputs(inputs: Sequence[Path]) -> None:
     if not inputs:
         raise ConfigError("no input files", next="name JSONL or .txt files")
     for path in inputs:
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "no file of bytes that stay"
+            raise ConfigError(what, where=str(path), next="name the files themselves, .jsonl or .txt")
         if path.suffix not in (".jsonl", ".json", ".txt"):
-            raise ConfigError("neither .jsonl nor .txt", where=str(path), next="convert it to JSON lines")
+            raise ConfigError("neither .jsonl nor .txt", where=str(path), next=_conversion(path))
         if not path.is_file():
             raise ConfigError("no such file", where=str(path))
         if path.suffix == ".json" and _is_list(path):
@@ -158,6 +162,13 @@ def _check_inputs(inputs: Sequence[Path]) -> None:
                 where=str(path),
                 next=f"jq -c '.[]' {quote(str(path))} > {quote(str(path.with_suffix('.jsonl')))}",
             )
+
+
+def _conversion(path: Path) -> str:
+    inner = path.with_suffix("")
+    if path.suffix == ".gz" and inner.suffix in (".jsonl", ".json", ".txt"):
+        return f"gunzip -k {quote(str(path))}, and name {inner}"
+    return "convert it to JSON lines"
 
 
 def _is_list(path: Path) -> bool:

@@ -17,9 +17,9 @@ from typing import Any
 
 from trainer import needs
 from trainer.data.journal import Result
-from trainer.data.meter import printable
 from trainer.data.regenerate import Answer, Job, Refused, Sampling, row_seed
 from trainer.errors import ConfigError, DataError
+from trainer.words import printable
 
 try:
     import httpx2

@@ -13,12 +13,11 @@ from tokenizers import Tokenizer
 
 from trainer.data import lines
 from trainer.data.encoding import Encoder
-from trainer.data.meter import printable
 from trainer.data.reader import Reader, Settings
 from trainer.data.store import Store
 from trainer.data.stored import StoredRows
 from trainer.errors import DataError
-from trainer.words import plural
+from trainer.words import plural, printable
 
 TRAINED, CONTEXT, HEADING = "bold green", "", "black on cyan"
 

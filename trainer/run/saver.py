@@ -13,6 +13,7 @@ from trainer.errors import TrainerError
 from trainer.model.drafter import Drafter
 from trainer.process.runfiles import RunFiles
 from trainer.training.optim import DrafterOptimizer
+from trainer.writing import FULL
 
 
 class Saver:
@@ -121,8 +122,10 @@ class Saver:
         finally:
             problem = self.hear()
         if problem is not None:
+            full = problem.errno in FULL
+            mend = "make room there" if full else "see whose it is (ls -ld) and how it is mounted"
             raise TrainerError(
                 f"the checkpoint of step {progress.step} could not be written: {problem.strerror or problem}",
                 where=str(self.writer.root),
-                next="make room there, then resume from the checkpoint before it",
+                next=f"{mend}, then resume from the checkpoint before it",
             )

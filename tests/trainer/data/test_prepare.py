@@ -17,7 +17,7 @@ from prepare_kit import ALL, Make, content, make, rows, write
 from trainer.data import reader
 from trainer.data.chat_template import Mode
 from trainer.data.meter import Meter
-from trainer.data.prepare import Chunk, Tolerance, plan, prepare
+from trainer.data.prepare import Chunk, Tolerance, named, plan, prepare
 from trainer.data.reader import Reader, Settings
 from trainer.data.report import summary
 from trainer.data.store import Store
@@ -181,6 +181,7 @@ def test_a_text_file_without_its_byte_order_mark(tmp_path: Path, chat_target: Ma
     [
         ("one list.json", b'\xef\xbb\xbf \n [{"text": "a"}]', "one JSON list, not a JSON object a line"),
         ("a.parquet", b"", "neither .jsonl nor .txt"),
+        ("a.jsonl.gz", b"", r"neither .jsonl nor .txt\nnext: gunzip -k .*a.jsonl.gz, and name .*a.jsonl$"),
         ("none.jsonl", None, "no such file"),
         ("empty.jsonl", b"", r"nothing to train on in 0 rows \(0 bad\)"),
         (
@@ -188,7 +189,7 @@ def test_a_text_file_without_its_byte_order_mark(tmp_path: Path, chat_target: Ma
             b"{\n{\n",
             r"nothing to train on in 2 rows \(2 bad\)\n  .*all-bad.jsonl:1: not JSON",
         ),
-        ("all-bad.txt", b"\xff", r"nothing to train on in 1 rows \(1 bad\)\n  .*all-bad.txt:1: not UTF-8"),
+        ("all-bad.txt", b"\xff", r"nothing to train on in 1 row \(1 bad\)\n  .*all-bad.txt:1: not UTF-8"),
     ],
 )
 def test_inputs_that_give_nothing(
@@ -199,6 +200,23 @@ def test_inputs_that_give_nothing(
         path.write_bytes(content)
     with pytest.raises((ConfigError, DataError), match=problem):
         make(tmp_path / "out", path, chat_target("chatml"))
+
+
+@pytest.mark.parametrize("name", ["talks", "talks.jsonl"])
+def test_a_folder_is_told_as_one(name: str, tmp_path: Path, chat_target: Make) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"{name}: a folder\nnext: name the files themselves"):
+        make(tmp_path / "out", tmp_path / name, chat_target("chatml"))
+
+
+def test_why_a_row_is_bad_can_always_be_shown(tmp_path: Path, chat_target: Make) -> None:
+    """What it quotes of the row may be half a surrogate pair, steer a terminal, or have no end."""
+    source = write(tmp_path / "a.jsonl", {"text": "good"}, {"\ud800": 1}, {"\x1b[2J": 1}, {"k" * 10_000: 1})
+    store = make(tmp_path / "out", source, chat_target("chatml"))
+    with (store.folder / "bad_rows.jsonl").open() as file:
+        half, steering, long = named(file, 3)
+    assert half.endswith(r"(keys: \xd800)") and steering.endswith(r"(keys: \x1b[2J)") and len(long) < 800
+    assert any(half in line for line in summary(store))
 
 
 def test_conversations_need_a_template_that_shows_answers(tmp_path: Path, chat_target: Make) -> None:

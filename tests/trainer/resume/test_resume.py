@@ -5,7 +5,9 @@ Run: python -m pytest tests/trainer/resume/test_resume.py
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -273,17 +275,21 @@ def test_at_another_world_size_it_is_the_same_training(
     ]
 
 
+@pytest.mark.parametrize(
+    ("code", "mend"), [(errno.ENOSPC, "make room there"), (errno.EROFS, "how it is mounted")]
+)
 def test_a_final_checkpoint_that_cannot_be_written_fails_the_run(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, mend: str
 ) -> None:
     made = section(target, budget={"steps": 3}, checkpoint={"every_s": None})
 
-    def full() -> None:
-        raise OSError(28, "No space left on device")
+    def refusing() -> None:
+        raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("trainer.checkpoint.tensorfile.before_piece", full)
-    with pytest.raises(TrainerError, match="checkpoint of step 3 could not be written: No space left"):
+    monkeypatch.setattr("trainer.checkpoint.tensorfile.before_piece", refusing)
+    with pytest.raises(TrainerError, match="checkpoint of step 3 could not be written: ") as caught:
         train(made, tmp_path / "run")
+    assert caught.value.what.endswith(os.strerror(code)) and mend in caught.value.next
     events = (tmp_path / "run" / "events.jsonl").read_text()
     assert "the checkpoint of step 3 could not be written" in events
 
