@@ -35,8 +35,8 @@ from bedkit.project import Project  # noqa: E402
 
 from dflashctl.config.hosts import HostEntry, complete  # noqa: E402
 from dflashctl.config.resolve import read_recipe  # noqa: E402
+from dflashctl.releases import deploy as runs  # noqa: E402
 from dflashctl.remote.factory import open_engine  # noqa: E402
-from dflashctl.runs import deploy as runs  # noqa: E402
 
 PCT_START_S = 0.7
 FILE_BYTES = 10_000

@@ -29,8 +29,8 @@ from deploy import PCT_START_S, openssl_inside  # noqa: E402
 
 from dflashctl.agent.records import runfolder  # noqa: E402
 from dflashctl.config.hosts import Host, HostEntry, complete  # noqa: E402
-from dflashctl.runs import pull as pulling  # noqa: E402
-from dflashctl.runs.arrival import Line  # noqa: E402
+from dflashctl.history import pull as pulling  # noqa: E402
+from dflashctl.history.arrival import Line  # noqa: E402
 
 
 class Base64Line(Line):

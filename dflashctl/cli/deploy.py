@@ -12,8 +12,8 @@ from dflashctl.cli.common import DryRunOption, HostOption, JsonOption, RecipeOpt
 
 if TYPE_CHECKING:
     from dflashctl.config.hosts import Host
+    from dflashctl.releases.deploy import Phase, Source
     from dflashctl.remote.engine import Progress
-    from dflashctl.runs.deploy import Phase, Source
 
 app = typer.Typer()
 WaitOption = Annotated[
@@ -36,7 +36,7 @@ def deploy(
     """
     from dflashctl.cli.eachhost import Outcome, each_host
     from dflashctl.config import load_hosts, load_recipe
-    from dflashctl.runs.deploy import read_source
+    from dflashctl.releases.deploy import read_source
 
     hosts = load_hosts()
     targets = hosts.hosts(host)
@@ -58,9 +58,9 @@ def _title(host: Host, source: Source) -> None:
 
 
 def _plan_only(host: Host, source: Source, json: bool) -> dict[str, Any]:
+    from dflashctl.releases.deploy import plan
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.table import say
-    from dflashctl.runs.deploy import plan
     from dflashctl.views.deploy import plan_payload, plan_report
 
     with open_engine(host) as engine:
@@ -72,9 +72,9 @@ def _plan_only(host: Host, source: Source, json: bool) -> dict[str, Any]:
 
 
 def _deploy(host: Host, source: Source, json: bool, wait_s: float) -> dict[str, Any]:
+    from dflashctl.releases.deploy import deploy as act
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.table import say, warn
-    from dflashctl.runs.deploy import deploy as act
     from dflashctl.views.deploy import deployed_payload, report, warnings
 
     if not json:

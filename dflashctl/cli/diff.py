@@ -27,11 +27,11 @@ def diff(
     from dflashctl.cli.eachhost import Outcome, each_host
     from dflashctl.config import load_hosts, load_recipe
     from dflashctl.config.hosts import Host
+    from dflashctl.releases.deploy import read_source
+    from dflashctl.releases.diff import compare, read_there
+    from dflashctl.releases.listing import check_name
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.table import show
-    from dflashctl.runs.deploy import read_source
-    from dflashctl.runs.diff import compare, read_there
-    from dflashctl.runs.releases import check_name
     from dflashctl.views.releases import diff_text
 
     wanted = check_name(release)

@@ -127,7 +127,7 @@ def _kill(engine: Engine, wishes: Wishes) -> Outcome:
 
 def _stop(engine: Engine, name: str, recipe_grace_s: Any, wishes: Wishes) -> dict[str, Any]:
     from dflashctl.cli.killtext import show_event
-    from dflashctl.runs.person import person
+    from dflashctl.person import person
     from dflashctl.runs.stopping import DEFAULT_GRACE_S, stop
 
     grace_s = float(recipe_grace_s or DEFAULT_GRACE_S) if wishes.grace_s is None else wishes.grace_s

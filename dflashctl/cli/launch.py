@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dflashctl.gpus.choose import Wish
     from dflashctl.gpus.facts import Facts
     from dflashctl.gpus.idle import Gpu
+    from dflashctl.releases.here import Here
     from dflashctl.remote.engine import Engine
-    from dflashctl.runs.here import Here
     from dflashctl.runs.launch import LaunchPlan
     from dflashctl.runs.launching import Attempt
 
@@ -88,10 +88,10 @@ def launch(
     from dflashctl.cli.eachhost import each_host
     from dflashctl.config import load_hosts, load_recipe, resolve
     from dflashctl.gpus.choose import surprise, wish_of
+    from dflashctl.releases.here import Here
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.secrets import hide
     from dflashctl.runs.durations import parse_duration
-    from dflashctl.runs.here import Here
     from dflashctl.runs.launch import collect_secrets
 
     hosts = load_hosts()
@@ -169,9 +169,9 @@ def _start(
     """The outcome; the plan, unless it was only shown; and whether the run has ended already."""
     from dflashctl.cli.eachhost import Outcome
     from dflashctl.cli.launchtext import show_answer, show_plan
+    from dflashctl.person import person
     from dflashctl.render.secrets import hide_sounding
     from dflashctl.runs.launch import plan_launch
-    from dflashctl.runs.person import person
 
     for warning in facts.box.warnings if gpus else ():
         _warn(f"warning: {warning}")

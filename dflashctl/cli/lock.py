@@ -17,9 +17,9 @@ def show(host: HostOption = None, json: JsonOption = False, verbose: VerboseOpti
     from dflashctl.cli.eachhost import Outcome, each_host
     from dflashctl.config import load_hosts
     from dflashctl.config.hosts import Host
+    from dflashctl.releases.listing import show_lock
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.table import say
-    from dflashctl.runs.releases import show_lock
     from dflashctl.views.releases import lock_words
 
     def act(target: Host) -> Outcome:
@@ -47,9 +47,9 @@ def break_(
     from dflashctl.cli.eachhost import Outcome, each_host
     from dflashctl.config import load_hosts
     from dflashctl.config.hosts import Host
+    from dflashctl.releases.listing import break_lock, show_lock
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.table import say
-    from dflashctl.runs.releases import break_lock, show_lock
     from dflashctl.views.releases import lock_words
 
     def act(target: Host) -> Outcome:

@@ -82,9 +82,9 @@ def logs(
 
 
 def _show(target: Host, wishes: Wishes) -> None:
+    from dflashctl.logs.reading import Source, read
     from dflashctl.render.json import emit
     from dflashctl.render.table import warn
-    from dflashctl.runs.logs import Source, read
     from dflashctl.views.logview import View
 
     usual = 100 if wishes.since_s is None else 0
@@ -107,11 +107,11 @@ def _show(target: Host, wishes: Wishes) -> None:
 
 
 def _search(target: Host, wishes: Wishes) -> None:
+    from dflashctl.logs.logsearch import search
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.json import emit
     from dflashctl.render.table import warn
     from dflashctl.render.text import block, plural
-    from dflashctl.runs.logsearch import search
 
     collected: list[dict[str, Any]] = []
 

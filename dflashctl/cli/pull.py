@@ -30,11 +30,11 @@ def pull(
     """Copy what a run left to this machine: resumed where it broke off, verified, never over a newer file."""
     from dflashctl.config import load_hosts
     from dflashctl.errors import UsageError, VerificationFailed
+    from dflashctl.history.pull import WHAT
+    from dflashctl.history.pull import pull as fetch
     from dflashctl.render.json import emit
     from dflashctl.render.table import say, warn
     from dflashctl.render.text import line, plural, size
-    from dflashctl.runs.pull import WHAT
-    from dflashctl.runs.pull import pull as fetch
 
     chosen = next((each for each in WHAT if each == what), None)
     if chosen is None:

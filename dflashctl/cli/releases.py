@@ -15,9 +15,9 @@ def releases(host: HostOption = None, json: JsonOption = False, verbose: Verbose
     from dflashctl.cli.eachhost import Outcome, each_host
     from dflashctl.config import load_hosts
     from dflashctl.config.hosts import Host
+    from dflashctl.releases.listing import overview, read_releases
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.table import print_table, say
-    from dflashctl.runs.releases import overview, read_releases
     from dflashctl.views.releases import COLUMNS, cells
 
     def act(target: Host) -> Outcome:

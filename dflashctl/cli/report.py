@@ -22,9 +22,9 @@ def report(
     Save it with `dflashctl report TAG > TAG.md`; --json has every package, event and file besides.
     """
     from dflashctl.config import load_hosts
+    from dflashctl.history.listing import show_run
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.json import emit
-    from dflashctl.runs.history import show_run
     from dflashctl.views.report import document, markdown
 
     with open_engine(load_hosts().host(host)) as engine:

@@ -30,9 +30,9 @@ def rollback(
     from dflashctl.cli.eachhost import Outcome, each_host
     from dflashctl.config import load_hosts
     from dflashctl.config.hosts import Host
+    from dflashctl.releases.listing import check_name, roll_back
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.table import say
-    from dflashctl.runs.releases import check_name, roll_back
     from dflashctl.views.releases import rollback_report
 
     wanted = check_name(release)

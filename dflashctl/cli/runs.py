@@ -83,7 +83,7 @@ def show(
 ) -> None:
     """Show one run: what was launched, how it ended, what was learnt."""
     from dflashctl.cli.onehost import one_host
-    from dflashctl.runs.history import show_run
+    from dflashctl.history.listing import show_run
     from dflashctl.views import history as view
 
     one_host(
@@ -106,8 +106,8 @@ def diff(
 ) -> None:
     """Compare two runs: code, configuration, environment, outcome; only what differs is shown."""
     from dflashctl.cli.onehost import one_host
-    from dflashctl.runs.history import show_run
-    from dflashctl.runs.rundiff import diff as compare
+    from dflashctl.history.listing import show_run
+    from dflashctl.history.rundiff import diff as compare
     from dflashctl.views import rundiff as view
 
     one_host(
@@ -130,8 +130,8 @@ def note(
 ) -> None:
     """Write down what was learnt from a run; the list shows it."""
     from dflashctl.cli.onehost import one_host
-    from dflashctl.runs.history import add_note
-    from dflashctl.runs.person import person
+    from dflashctl.history.listing import add_note
+    from dflashctl.person import person
     from dflashctl.views.history import noted
 
     one_host(
@@ -155,8 +155,8 @@ def prune(
     verbose: VerboseOption = False,
 ) -> None:
     """Remove ended runs with their logs and checkpoints; never a live one, nor the newest of a tag."""
+    from dflashctl.history.listing import prune as remove
     from dflashctl.runs.durations import parse_duration
-    from dflashctl.runs.history import prune as remove
     from dflashctl.views.history import pruned
 
     older_than_s = None if older is None else parse_duration(older, option="--older-than")
@@ -179,8 +179,8 @@ def repair(
 
     Rebuilt is what the run's other files prove, nothing else; a live run is never touched.
     """
-    from dflashctl.runs.history import repair as mend
-    from dflashctl.runs.person import person
+    from dflashctl.history.listing import repair as mend
+    from dflashctl.person import person
     from dflashctl.views.history import repaired
 
     change = Change("repair", "repaired", "Repair them?", repaired, dry_run, yes, json)
@@ -239,9 +239,9 @@ def _list(host: str | None, filters: Filters, json: bool) -> None:
     from dflashctl.cli.eachhost import Outcome, each_host
     from dflashctl.config import load_hosts
     from dflashctl.errors import UsageError
+    from dflashctl.history.listing import list_runs
     from dflashctl.remote.factory import open_engine
     from dflashctl.render.table import show as print_
-    from dflashctl.runs.history import list_runs
     from dflashctl.runs.vocabulary import STATES
     from dflashctl.views import history as view
 

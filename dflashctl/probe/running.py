@@ -8,13 +8,13 @@ from typing import Any
 
 from dflashctl.errors import RunBad, Unreachable
 from dflashctl.gpus.choose import Wish
+from dflashctl.person import person
 from dflashctl.probe.plan import Work, gpus_for
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
 from dflashctl.runs.ending import End
 from dflashctl.runs.launch import LaunchPlan, check_before, plan_launch
 from dflashctl.runs.launching import Attempt
-from dflashctl.runs.person import person
 
 SLACK_S = 30.0
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflashctl.releases.deploy import Deployed
+from dflashctl.releases.deployplan import DeployPlan
 from dflashctl.render.text import block, commit, count, duration, line, plural, size
-from dflashctl.runs.deploy import Deployed
-from dflashctl.runs.deployplan import DeployPlan
 
 LABEL_WIDTH = 18
 SHORT = 8

@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dflashctl.history.listing import Entry, History, Shown
 from dflashctl.render import table
 from dflashctl.render.hints import complete
 from dflashctl.render.text import clip, duration, line, plural, ranges, size
 from dflashctl.runs.ending import signal_name
 from dflashctl.runs.facts import listed, mapping, number, text
-from dflashctl.runs.history import Entry, History, Shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -6,8 +6,8 @@ import shutil
 from types import TracebackType
 from typing import Self, TextIO
 
+from dflashctl.logs.reading import Lines
 from dflashctl.render.text import block, clip
-from dflashctl.runs.logs import Lines
 
 CLEAR = "\r\x1b[K"
 

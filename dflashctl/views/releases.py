@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dflashctl.releases.diff import Comparison
+from dflashctl.releases.listing import ReleaseRow
 from dflashctl.render.text import age, block, commit, count, line, plural
-from dflashctl.runs.diff import Comparison
-from dflashctl.runs.releases import ReleaseRow
 from dflashctl.views.deploy import SHORT
 
 if TYPE_CHECKING:

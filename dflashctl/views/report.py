@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from dflashctl.history.listing import Shown
 from dflashctl.render.text import block, duration, line, plural, size
 from dflashctl.runs.facts import listed, mapping, number, text, whole
-from dflashctl.runs.history import Shown
 from dflashctl.views.history import command_line, one_document
 
 MACHINE = ("python", "driver", "kernel", "cpus")

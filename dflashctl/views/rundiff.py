@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dflashctl.history.listing import Shown
+from dflashctl.history.rundiff import Section
 from dflashctl.render import table
 from dflashctl.render.text import clip, line, plural
-from dflashctl.runs.history import Shown
-from dflashctl.runs.rundiff import Section
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

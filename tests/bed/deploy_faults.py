@@ -17,9 +17,9 @@ from bedkit.project import Project
 
 from dflashctl.config.hosts import HostEntry, complete
 from dflashctl.config.resolve import read_recipe
+from dflashctl.releases import deploy as runs
+from dflashctl.releases.deploy import read_source
 from dflashctl.remote.factory import open_engine
-from dflashctl.runs import deploy as runs
-from dflashctl.runs.deploy import read_source
 
 CODE = "/workspace/code"
 

@@ -18,9 +18,9 @@ from lab_client import REPOSITORY, enter
 from dflashctl.config.hosts import Host, HostEntry, complete
 from dflashctl.config.resolve import read_recipe
 from dflashctl.lab.state import LabEndpoint, LabPaths
+from dflashctl.releases import deploy as runs
+from dflashctl.releases.deploy import Deployed, Source, read_source
 from dflashctl.remote.factory import open_engine
-from dflashctl.runs import deploy as runs
-from dflashctl.runs.deploy import Deployed, Source, read_source
 
 RECIPE = """
 version: 1

@@ -20,8 +20,8 @@ from deploy_project import RECIPE, Project, until
 
 from dflashctl.errors import DflashError, VerificationFailed
 from dflashctl.lab.state import LabPaths, Record
+from dflashctl.releases.desk import Desk
 from dflashctl.remote.factory import open_engine
-from dflashctl.runs.desk import Desk
 
 pytestmark = pytest.mark.lab
 

@@ -13,10 +13,10 @@ import fast_cli
 from dflashctl.agent.releases import hostlock, release
 from dflashctl.config.hosts import HostEntry, complete
 from dflashctl.config.resolve import read_recipe
+from dflashctl.releases import deploy as runs
+from dflashctl.releases.deploy import Deployed, read_source
 from dflashctl.remote.engine import Engine
 from dflashctl.remote.local import LocalEngine
-from dflashctl.runs import deploy as runs
-from dflashctl.runs.deploy import Deployed, read_source
 
 RECIPE = """
 version: 1

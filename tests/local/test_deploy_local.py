@@ -17,9 +17,9 @@ import pytest
 
 from dflashctl.config.resolve import read_recipe
 from dflashctl.errors import Locked, Unreachable, UsageError, VerificationFailed
-from dflashctl.runs import deploy as runs
-from dflashctl.runs.deploy import read_source
-from dflashctl.runs.desk import Desk
+from dflashctl.releases import deploy as runs
+from dflashctl.releases.deploy import read_source
+from dflashctl.releases.desk import Desk
 
 sys.path.insert(0, str(Path(__file__).parent))
 

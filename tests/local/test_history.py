@@ -17,10 +17,10 @@ from dflashctl.agent.history import listing
 from dflashctl.agent.records import runfolder
 from dflashctl.agent.runs import launch, observe
 from dflashctl.cli.main import run
+from dflashctl.history.listing import list_runs, show_run
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.local import LocalEngine
 from dflashctl.runs import known
-from dflashctl.runs.history import list_runs, show_run
 from dflashctl.runs.readfacts import read_answer
 from dflashctl.runs.verdict import judge
 

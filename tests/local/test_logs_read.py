@@ -19,9 +19,9 @@ from dflashctl.agent import AgentError
 from dflashctl.agent.logs import logread
 from dflashctl.config.hosts import Host
 from dflashctl.errors import ContainerDown, NotFound, Unreachable
+from dflashctl.logs.reading import MAX_LINE_CHARS, Lines, Position, Source, overwritten, read, receive
 from dflashctl.remote.engine import Completed
 from dflashctl.remote.local import LocalEngine
-from dflashctl.runs.logs import MAX_LINE_CHARS, Lines, Position, Source, overwritten, read, receive
 
 
 class Got:
@@ -220,7 +220,7 @@ class Cut(LocalEngine):
 
 
 def test_a_followed_log_is_whole_after_many_cuts(box: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflashctl.runs.logs.FOLLOW_S", 0.3)
+    monkeypatch.setattr("dflashctl.logs.reading.FOLLOW_S", 0.3)
     rng = random.Random(7)
     text = bytes(rng.randrange(256) for _ in range(900_000))
     program = f"""
@@ -265,7 +265,7 @@ def test_each_reason_for_lost_contact_is_told_once(box: Any, monkeypatch: pytest
                 return {"done": True}
         raise ContainerDown(f"container 200 {reasons.pop(0)}")
 
-    monkeypatch.setattr("dflashctl.runs.logs.call", call)
+    monkeypatch.setattr("dflashctl.logs.reading.call", call)
     notices: list[str] = []
     read(local_host(box), Source(on_notice=notices.append), tag="t", follow=True, sleep=lambda s: None)
     assert notices == [
@@ -284,7 +284,7 @@ def test_cuts_stalls_truncations_and_rotations_lose_and_repeat_nothing(
 ) -> None:
     """The log's writer truncates (same inode, often grown past the old place) and rotates only what was read:
     what nobody read before it was cut is gone for everybody."""
-    monkeypatch.setattr("dflashctl.runs.logs.FOLLOW_S", 0.4)
+    monkeypatch.setattr("dflashctl.logs.reading.FOLLOW_S", 0.4)
     log = Path(box.python("import time; time.sleep(600)")["log"])
     rng = random.Random(seed)
     wanted, got = bytearray(), bytearray()
@@ -351,7 +351,7 @@ def test_a_writer_that_never_rests_is_not_chased(box: Any, monkeypatch: pytest.M
         here = len(asked) * 100
         return {"id": "x", "inode": 1, "offset": here, "size": 250 + 1000 * len(asked) - 1000, "done": False}
 
-    monkeypatch.setattr("dflashctl.runs.logs.call", answer)
+    monkeypatch.setattr("dflashctl.logs.reading.call", answer)
     read(local_host(box), Source(), tag="t")
     assert [each["offset"] for each in asked] == [None, 100, 200]
 

@@ -13,10 +13,10 @@ from run_box import local_host
 
 from dflashctl.config.hosts import Host
 from dflashctl.errors import Unreachable
+from dflashctl.logs import reading as logs
+from dflashctl.logs.reading import Source, read
 from dflashctl.remote.engine import Completed
 from dflashctl.remote.local import LocalEngine
-from dflashctl.runs import logs
-from dflashctl.runs.logs import Source, read
 
 
 @pytest.fixture

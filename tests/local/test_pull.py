@@ -17,9 +17,9 @@ from run_box import local_host
 from dflashctl.cli.main import run
 from dflashctl.config.hosts import Host
 from dflashctl.errors import NotFound, Unreachable, UsageError, VerificationFailed
+from dflashctl.history.pull import PART, Result, What, problem_of, pull
 from dflashctl.remote.engine import Completed
 from dflashctl.remote.local import LocalEngine
-from dflashctl.runs.pull import PART, Result, What, problem_of, pull
 
 OLD = 1.7e9
 
@@ -303,7 +303,7 @@ def test_names_that_leave_the_folder_are_refused(
 ) -> None:
     """A container that lies about its names."""
     assert problem_of(name) is not None
-    from dflashctl.runs import pull as module
+    from dflashctl.history import pull as module
 
     real = module.call
 
@@ -378,7 +378,7 @@ def test_what_is_no_file_here_is_neither_waited_for_nor_replaced(
 def test_a_file_that_changes_meanwhile_does_not_pass(
     folder: Path, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dflashctl.runs import arrival as module
+    from dflashctl.history import arrival as module
 
     real = module.call
 

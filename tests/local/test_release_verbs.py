@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dflashctl.errors import Locked
-from dflashctl.runs.desk import Desk
+from dflashctl.releases.desk import Desk
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -9,8 +9,8 @@ import pytest
 from history_kit import SUMMARY, kept_in, made
 
 from dflashctl.cli.main import run
+from dflashctl.history.listing import add_note, show_run
 from dflashctl.remote.local import LocalEngine
-from dflashctl.runs.history import add_note, show_run
 from dflashctl.views.report import document, markdown
 
 ENVIRONMENT = {

@@ -16,8 +16,8 @@ from history_kit import ROOT, SUMMARY, kept_in, made
 from dflashctl.agent.history import curate
 from dflashctl.agent.records import runfolder
 from dflashctl.cli.main import run
+from dflashctl.history.listing import list_runs
 from dflashctl.remote.local import LocalEngine
-from dflashctl.runs.history import list_runs
 
 
 @pytest.fixture

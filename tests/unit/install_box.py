@@ -15,8 +15,8 @@ from dflashctl.agent.processes import proc
 from dflashctl.agent.records import runfolder
 from dflashctl.agent.releases import install, release
 from dflashctl.config.recipe import Deploy
-from dflashctl.runs.archive import pack
-from dflashctl.runs.sources import Snapshot, SourceFile, take_snapshot
+from dflashctl.releases.archive import pack
+from dflashctl.releases.sources import Snapshot, SourceFile, take_snapshot
 
 PROGRAM = {
     "prog/__init__.py": "",

@@ -11,7 +11,7 @@ import pytest
 
 from dflashctl.config.recipe import Deploy
 from dflashctl.errors import UsageError
-from dflashctl.runs.sources import take_snapshot
+from dflashctl.releases.sources import take_snapshot
 
 sys.path.insert(0, str(Path(__file__).parent))
 

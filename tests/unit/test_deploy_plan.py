@@ -15,8 +15,8 @@ import pytest
 from dflashctl.agent.releases.proofs import compile_source
 from dflashctl.agent.releases.release import FILE
 from dflashctl.errors import VerificationFailed
-from dflashctl.runs.deployplan import DeployPlan, LocalCompile, minor, plan_deploy
-from dflashctl.runs.sources import Snapshot, SourceFile
+from dflashctl.releases.deployplan import DeployPlan, LocalCompile, minor, plan_deploy
+from dflashctl.releases.sources import Snapshot, SourceFile
 from dflashctl.views.deploy import title
 
 FILES = (

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from dflashctl.config.recipe import Deploy
 from dflashctl.errors import UsageError, VerificationFailed
-from dflashctl.runs import sources
-from dflashctl.runs.globs import glob_regex, may_match_below, secret_reason, unfit_name
-from dflashctl.runs.sources import Snapshot, take_snapshot
+from dflashctl.releases import sources
+from dflashctl.releases.globs import glob_regex, may_match_below, secret_reason, unfit_name
+from dflashctl.releases.sources import Snapshot, take_snapshot
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -16,12 +16,12 @@ from dflashctl.config.resolve import read_recipe
 from dflashctl.errors import Locked, NotFound, Unreachable, UsageError
 from dflashctl.gpus.idle import Gpu
 from dflashctl.gpus.smi import GpuReading
+from dflashctl.releases.deploy import read_source
+from dflashctl.releases.here import Here
 from dflashctl.remote import conversation
 from dflashctl.runs import launching
-from dflashctl.runs.deploy import read_source
 from dflashctl.runs.durations import parse_duration
 from dflashctl.runs.ending import end_words, failed
-from dflashctl.runs.here import Here
 from dflashctl.runs.launch import LaunchPlan, check_before, collect_secrets, plan_launch
 from dflashctl.runs.recipes import shown
 

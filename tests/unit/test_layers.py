@@ -14,14 +14,15 @@ AGENT = ROOT / "dflashctl" / "agent"
 # From the ground up: a part imports its own layer's parts and those before it, inside of functions, too.
 LAYERS = {
     "dflashctl": (
-        "errors interrupt",
+        "errors interrupt person",
         "agent",
         "lab",
         "render",
         "config",
         "remote",
         "gpus",
-        "runs",
+        "releases runs",
+        "logs history",
         "inspect",
         "probe",
         "doctor",

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from dflashctl.cli import errorlog
+from dflashctl.history import listing as history
+from dflashctl.logs.reading import Position, receive
 from dflashctl.render import json, secrets, table, text
-from dflashctl.runs import history
-from dflashctl.runs.logs import Position, receive
 from dflashctl.runs.readfacts import read_run
 
 SET = {

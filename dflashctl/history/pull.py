@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from dflashctl.config.hosts import Host
 from dflashctl.errors import NotFound, UsageError, VerificationFailed
+from dflashctl.history.arrival import Arrival, Line, alone, fetch
 from dflashctl.remote.agent_call import Event, call
 from dflashctl.remote.engine import Engine
 from dflashctl.remote.factory import open_engine
-from dflashctl.runs.arrival import Arrival, Line, alone, fetch
 from dflashctl.runs.facts import listed, mapping, number, text, whole
 
 What = Literal["checkpoints", "metrics", "log"]

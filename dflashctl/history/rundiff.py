@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from dflashctl.history.listing import Shown
 from dflashctl.render.text import commit, count, duration, size
 from dflashctl.runs.facts import listed, mapping, number, text
-from dflashctl.runs.history import Shown
 
 OWN_VARIABLES = ("DFLASH_RUN_DIR", "DFLASH_RUN_ID", "DFLASH_TAG")
 """Differ between any two runs, and say nothing."""

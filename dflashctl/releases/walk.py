@@ -12,8 +12,8 @@ import pathspec
 from dflashctl.agent.releases.release import parents
 from dflashctl.config.recipe import Deploy
 from dflashctl.errors import UsageError, VerificationFailed
-from dflashctl.runs.gitfacts import GitFacts
-from dflashctl.runs.globs import may_match_below
+from dflashctl.releases.gitfacts import GitFacts
+from dflashctl.releases.globs import may_match_below
 
 NEVER = ("__pycache__", ".git", ".hg", ".svn")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from dflashctl.agent.releases.release import FILE, PROGRAM
 from dflashctl.errors import VerificationFailed
+from dflashctl.releases.sources import Snapshot, SourceFile
 from dflashctl.render.text import count, plural, size
-from dflashctl.runs.sources import Snapshot, SourceFile
 
 BLOCK_BYTES = 4096
 SPARE_BYTES = 4 << 20

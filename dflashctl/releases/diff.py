@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflashctl.agent.releases.release import FOLDER, LINK
+from dflashctl.releases.deploy import Source
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
-from dflashctl.runs.deploy import Source
 
 TIMEOUT_S = 120.0
 NO_NEWLINE = "\\ No newline at end of file"

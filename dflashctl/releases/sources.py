@@ -21,9 +21,9 @@ from dflashctl.agent.releases.release import (
 )
 from dflashctl.config.recipe import Deploy
 from dflashctl.errors import UsageError, VerificationFailed
-from dflashctl.runs.gitfacts import GitFacts, read_git, why_silent
-from dflashctl.runs.globs import matches, names_literally, secret_reason, unfit_name
-from dflashctl.runs.walk import Walk, changed_while_read
+from dflashctl.releases.gitfacts import GitFacts, read_git, why_silent
+from dflashctl.releases.globs import matches, names_literally, secret_reason, unfit_name
+from dflashctl.releases.walk import Walk, changed_while_read
 
 KEEP_FILE_BYTES = 1 << 20
 KEEP_ALL_BYTES = 64 << 20

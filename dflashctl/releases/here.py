@@ -24,7 +24,7 @@ class Here:
         self._thread.start()
 
     def _look(self) -> None:
-        from dflashctl.runs.sources import take_snapshot
+        from dflashctl.releases.sources import take_snapshot
 
         deploy = self._recipe.deploy
         if deploy is None or not self._recipe.has_release:

@@ -12,8 +12,8 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from dflashctl.runs.sources import Snapshot, SourceFile
-from dflashctl.runs.walk import changed_while_read
+from dflashctl.releases.sources import Snapshot, SourceFile
+from dflashctl.releases.walk import changed_while_read
 
 COMPRESS_BELOW_BYTES = 16 << 20
 """Source code shrinks to a quarter; a large archive is weights, and gzip would be slower than the network."""

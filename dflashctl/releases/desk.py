@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from dflashctl.errors import DflashError, Unreachable, VerificationFailed
+from dflashctl.person import person
 from dflashctl.remote import pct_messages
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine, Progress
-from dflashctl.runs.person import person
 
 SIGN_OF_LIFE_S = 15.0
 """A third of what the desk puts up with, at the most (agent/releases/hostdesk.py)."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from dflashctl.config.hosts import Host
 from dflashctl.errors import UsageError
+from dflashctl.person import person
+from dflashctl.releases.deploy import INNER_WAIT_S
+from dflashctl.releases.desk import Desk, Phase
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
-from dflashctl.runs.deploy import INNER_WAIT_S
-from dflashctl.runs.desk import Desk, Phase
-from dflashctl.runs.person import person
 
 FACTS_TIMEOUT_S = 60.0
 ROLLBACK_TIMEOUT_S = 600.0

@@ -15,13 +15,13 @@ from dflashctl.agent.releases.proofs import compile_source
 from dflashctl.config.hosts import Host
 from dflashctl.config.recipe import Deploy, Recipe
 from dflashctl.errors import DflashError, UsageError, VerificationFailed
+from dflashctl.person import person
+from dflashctl.releases.archive import pack
+from dflashctl.releases.deployplan import DeployPlan, LocalCompile, plan_deploy
+from dflashctl.releases.desk import Desk, Phase
+from dflashctl.releases.sources import Snapshot, SourceFile, take_snapshot
 from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine, Progress
-from dflashctl.runs.archive import pack
-from dflashctl.runs.deployplan import DeployPlan, LocalCompile, plan_deploy
-from dflashctl.runs.desk import Desk, Phase
-from dflashctl.runs.person import person
-from dflashctl.runs.sources import Snapshot, SourceFile, take_snapshot
 
 log = logging.getLogger(__name__)
 

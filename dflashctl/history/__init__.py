@@ -1,0 +1,1 @@
+"""Runs of the past: listed, compared and brought home."""

@@ -1,0 +1,1 @@
+"""A run's log: followed byte by byte, and searched over there."""

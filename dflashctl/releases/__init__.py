@@ -1,0 +1,1 @@
+"""Deploys and releases: the files here, the plan, the way inside, rollbacks, the lock."""
