@@ -19,6 +19,7 @@ from trainer.errors import ConfigError, TrainerError
 
 VERSION = 1
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+ROOM = "make room there (df -h, df -i)"
 UNUSABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
@@ -114,9 +115,7 @@ def of_the_disk(error: BaseException) -> TrainerError | None:
         return None
     if error.errno not in FULL:
         return _unusable(error)
-    return TrainerError(
-        f"cannot write: {error.strerror}", where=_place(error), next="make room there (df -h, df -i)"
-    )
+    return TrainerError(f"cannot write: {error.strerror}", where=_place(error), next=ROOM)
 
 
 def _unusable(error: OSError) -> TrainerError:

@@ -6,6 +6,7 @@ Run: python -m pytest tests/trainer/test_command_shortage.py
 from __future__ import annotations
 
 import errno
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -286,3 +287,21 @@ def test_what_cannot_be_read_back_gets_no_name(
 )
 def test_what_libraries_say_of_memory(error: Exception, is_one: bool) -> None:
     assert is_shortage(error) == is_one
+
+
+@pytest.mark.parametrize("format", ["hf", "speculators"])
+def test_an_export_to_a_full_disk_leaves_nothing_and_says_to_make_room(
+    format: str, drafter: Path, target: Path, tmp_path: Path
+) -> None:
+    """It said what its library for weights had met, and not what to do."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(TrainerError) as caught:
+            commands.export(drafter, tmp_path / "out", format, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert str(caught.value) == (
+        f"{tmp_path}/out: cannot write: File too large\nnext: make room there (df -h, df -i)"
+    )
+    assert list(tmp_path.iterdir()) == []

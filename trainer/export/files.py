@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
+from trainer.checkpoint.tensorfile import write_tensors
 from trainer.errors import TrainerError
 from trainer.model.folder import CONFIG, WEIGHTS, refuse_existing
 from trainer.shortage import is_shortage
-from trainer.writing import sync
+from trainer.writing import FULL, ROOM, sync
 
 
 def write_folder(
@@ -24,7 +23,7 @@ def write_folder(
 ) -> None:
     """A new folder with config.json and model.safetensors: complete, on disk, checked when it has its name.
 
-    Bytes depend on content alone: keys in order, tensors contiguous and in no storage of others.
+    Bytes depend on content alone: keys and tensors in order.
 
     Args:
         check: of what was written, where it lies until it has its name; what it raises leaves no folder.
@@ -39,18 +38,17 @@ def write_folder(
     aside = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
     try:
         aside.mkdir(parents=True)
-        own = {name: state[name].detach().clone().contiguous() for name in sorted(state)}
-        save_file(own, aside / WEIGHTS, metadata={"format": "pt"})
+        write_tensors(aside / WEIGHTS, {name: state[name] for name in sorted(state)})
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         (aside / CONFIG).write_text(text, encoding="utf-8")
-        for path in (aside / WEIGHTS, aside / CONFIG, aside):
+        for path in (aside / CONFIG, aside):
             sync(path)
         check(aside)
         aside.rename(folder)
         sync(folder.parent)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
-        if not isinstance(error, OSError | SafetensorError) or is_shortage(error):
+        if not isinstance(error, OSError) or is_shortage(error):
             raise
-        told = error.strerror if isinstance(error, OSError) else error
-        raise TrainerError(f"cannot write: {told}", where=str(folder)) from None
+        next = ROOM if error.errno in FULL else "name another place"
+        raise TrainerError(f"cannot write: {error.strerror}", where=str(folder), next=next) from None
