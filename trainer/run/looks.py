@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
+from trainer.checkpoint.identity import completed
 from trainer.checkpoint.resume import Progress
 from trainer.evaluation.evaluator import Evaluator
 from trainer.process.runfiles import RunFiles
 from trainer.run.held_out import HeldOut, Matched, leak
 from trainer.run.setup import Assembled
-from trainer.sections import TrainConfig
+from trainer.sections import Evaluate, TrainConfig
 from trainer.training.step import DrafterStep
 
 QUICK_TOKENS = 48  # of each text
+
+
+def same_looks(there: Mapping[str, Any], here: Evaluate) -> bool:
+    """Whether what is looked at is the same, so that acceptance lengths compare.
+
+    Args:
+        there: the section of a checkpoint's recipe.
+    """
+    return _looked_at(completed(there, asdict(Evaluate()))) == _looked_at(asdict(here))
+
+
+def _looked_at(section: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Prompts, tokens of each, and tokens of each text."""
+    prompts = min(section["every_prompts"], section["prompts"])
+    return prompts, section["prompt_tokens"], min(QUICK_TOKENS, section["new_tokens"])
 
 
 class Looks:

@@ -23,6 +23,7 @@ from trainer.process.runfiles import RunFiles
 from trainer.process.trackers import Trackers
 from trainer.run.console import Console, Plain
 from trainer.run.loading import loading_deadline_s
+from trainer.run.looks import same_looks
 from trainer.run.loop import AFTER_SHARE, SAVE_RESERVE_S, Trainer
 from trainer.run.origin import choose, data_again, facts_of
 from trainer.run.out_of_memory import told_with_keys
@@ -234,6 +235,9 @@ def _train(trainer: Trainer, chosen: Path | None, saved: dict[str, Any]) -> None
     if chosen is not None:
         progress = resume.Progress.from_json(saved)
         checkpoint.restore(chosen, trainer.optimizer)
+        if progress.measured and not same_looks(saved["train"]["evaluate"], trainer.config.evaluate):
+            progress.measured.clear()
+            trainer.say("WARNING: looks are others than before, so lengths do not compare: best counts anew")
     files.enter("training")
     started = time.monotonic()
     trainer.start(progress, _seconds(trainer, progress, files.elapsed_s))
