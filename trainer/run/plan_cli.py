@@ -28,12 +28,15 @@ def plan(
     """Measure target and drafter here, and predict what every layout of the GPUs would reach."""
 
     def work() -> None:
-        config = recipe_file.read(recipe).config()
+        read = recipe_file.read(recipe)
+        config = read.config()
+        import torch
+
         from trainer.run.out_of_memory import message
         from trainer.run.setup import assemble
         from trainer.topology.measure import measure
         from trainer.topology.plan import ranked
-        from trainer.topology.planning import as_json, why
+        from trainer.topology.planning import against, as_json, why
 
         phase = "loading"
         try:
@@ -44,18 +47,19 @@ def plan(
             if not is_shortage(error):
                 raise
             raise message(error, config, phase, None, None) from error
-        found = ranked(rates)
+        cuda = parts.target.device.type == "cuda"
+        found = ranked(rates, lambda layout: against(read.train, layout, torch.__version__, cuda))
         if json:
             print(jsons.dumps(as_json(rates, found)))
             return
         from rich.console import Console
         from rich.table import Table
 
-        table = Table("layout", "tokens/s", "held back by", "GiB a GPU", "fits")
+        table = Table("layout", "tokens/s", "held back by", "GiB a GPU", "runs")
         for each in found:
             size = f"{each.needs_bytes / 2**30:.1f} of {each.memory_bytes / 2**30:.1f}"
-            fits = "yes" if each.fits else "no"
-            table.add_row(str(each.layout), f"{each.tokens_s:,.0f}", each.bottleneck, size, fits)
+            runs = "yes" if each.runs else each.against or "no: too large"
+            table.add_row(str(each.layout), f"{each.tokens_s:,.0f}", each.bottleneck, size, runs)
         Console(width=None if sys.stdout.isatty() else 110, highlight=False).print(table)
         print(why(found))
 

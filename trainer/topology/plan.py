@@ -16,7 +16,7 @@ scattered and new weights gathered, which travels as far as the ring does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -82,18 +82,24 @@ class Prediction:
     needs_bytes: float
     memory_bytes: float
     shares: bool = False
+    against: str = ""
+    """Why the recipe does not go with this layout; empty where it does."""
 
     @property
     def fits(self) -> bool:
+        """Into a GPU's memory."""
         return self.needs_bytes <= self.memory_bytes * (1 - RESERVE)
 
+    @property
+    def runs(self) -> bool:
+        return self.fits and not self.against
 
-def layouts(gpus: int, threads_sound: bool = True) -> list[Layout]:
+
+def layouts(gpus: int) -> list[Layout]:
     """Every layout that uses all GPUs."""
     found = [Layout("colocated", gpus, gpus)]
-    found += [Layout("split", targets, gpus - targets) for targets in range(1, gpus)]
-    if threads_sound:
-        found += [Layout("threads", targets, gpus - targets) for targets in range(1, gpus)]
+    for kind in ("split", "threads"):
+        found += [Layout(kind, targets, gpus - targets) for targets in range(1, gpus)]
     return found
 
 
@@ -128,16 +134,19 @@ def predict(layout: Layout, rates: Rates) -> Prediction:
     return Prediction(layout, batch / sides[bottleneck], bottleneck, needs, rates.memory_bytes)
 
 
-def ranked(rates: Rates, threads_sound: bool = True) -> list[Prediction]:
-    """Every layout's prediction: those that fit first, the fastest first; threads after equals."""
+def ranked(rates: Rates, against: Callable[[Layout], str] = lambda _: "") -> list[Prediction]:
+    """Every layout's prediction: those that run first, the fastest first; threads after equals.
+
+    `against` tells why the recipe does not go with a layout; nothing where it does.
+    """
     order = {"colocated": 0, "split": 1, "threads": 2}
-    found = [predict(layout, rates) for layout in layouts(rates.gpus, threads_sound)]
-    return sorted(found, key=lambda each: (not each.fits, -each.tokens_s, order[each.layout.kind]))
+    found = [replace(predict(layout, rates), against=against(layout)) for layout in layouts(rates.gpus)]
+    return sorted(found, key=lambda each: (not each.runs, -each.tokens_s, order[each.layout.kind]))
 
 
 def choose(predictions: Sequence[Prediction]) -> Prediction | None:
-    """The first that fits."""
-    return next((each for each in predictions if each.fits), None)
+    """The first that runs."""
+    return next((each for each in predictions if each.runs), None)
 
 
 def _s(count: int) -> str:

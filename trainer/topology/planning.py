@@ -6,14 +6,16 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from trainer import config as configs
+from trainer.compile_policy import hazards
 from trainer.errors import ConfigError
-from trainer.topology.plan import Prediction, Rates, choose
+from trainer.topology.plan import Layout, Prediction, Rates, choose
 from trainer.writing import write_json
 
 PLAN = "plan.json"
@@ -35,6 +37,7 @@ def as_json(rates: Rates, predictions: Sequence[Prediction]) -> dict[str, Any]:
                 "needs_bytes": round(each.needs_bytes),
                 "fits": each.fits,
                 "shares": each.shares,
+                "against": each.against,
             }
             for each in predictions
         ],
@@ -46,23 +49,50 @@ def why(predictions: Sequence[Prediction]) -> str:
     """One sentence: what is taken, and what stood against it."""
     chosen = choose(predictions)
     if chosen is None:
-        tightest = min(predictions, key=lambda each: each.needs_bytes)
+        possible = [each for each in predictions if not each.against]
+        if not possible:
+            return f"the recipe goes with no layout; {predictions[0].layout}: {predictions[0].against}"
+        tightest = min(possible, key=lambda each: each.needs_bytes)
         return (
             f"nothing fits: {tightest.layout} needs the least, {tightest.needs_bytes / 2**30:.1f} GiB of "
             f"{tightest.memory_bytes / 2**30:.1f} GiB"
         )
-    others = [each for each in predictions if each.layout.kind != chosen.layout.kind and each.fits]
+    others = [each for each in predictions if each.layout.kind != chosen.layout.kind and each.runs]
     text = f"{chosen.layout}: {chosen.tokens_s:,.0f} tokens/s, held back by {chosen.bottleneck}"
     if chosen.shares:
         text += f"; it fits with the optimizer shared out: {chosen.needs_bytes / 2**30:.1f} GiB a GPU"
     if others:
         best = max(others, key=lambda each: each.tokens_s)
         text += f"; {best.layout} would reach {best.tokens_s / chosen.tokens_s:.0%} of that"
-    too_large = [each for each in predictions if not each.fits and each.tokens_s > chosen.tokens_s]
-    if too_large:
-        first = too_large[0]
-        text += f"; {first.layout} would be faster and needs {first.needs_bytes / 2**30:.1f} GiB a GPU"
+    faster = next((each for each in predictions if not each.runs and each.tokens_s > chosen.tokens_s), None)
+    if faster is not None:
+        size = f"needs {faster.needs_bytes / 2**30:.1f} GiB a GPU"
+        text += f"; {faster.layout} would be faster and {size if not faster.fits else 'does not go with it'}"
+        text += f" ({faster.against})" if faster.against else ""
     return text
+
+
+def planned(section: Mapping[str, Any], layout: Layout, shares: bool) -> dict[str, Any]:
+    """The `train:` section with this layout in the place of topology auto."""
+    places: dict[str, Any] = {**(section.get("layout") or {}), "ranks": None}
+    if layout.kind == "colocated":
+        places["ranks"] = layout.targets
+    else:
+        places |= {"targets": layout.targets, "drafters": layout.drafters}
+    if shares:
+        places["shard_optimizer"] = "on"
+    return {**section, "topology": layout.kind, "layout": places}
+
+
+def against(section: Mapping[str, Any], layout: Layout, torch_version: str, cuda: bool) -> str:
+    """Why this section, which topology auto goes with, does not go with a layout; empty where it does."""
+    made = planned(section, layout, shares=False)
+    problems = configs.check(made)
+    if problems or layout.kind != "threads":
+        return problems[0] if problems else ""
+    policy = configs.load(made).policy
+    known = [] if policy.force else hazards(policy, layout.drafters, torch_version, cuda)
+    return f"policy: known to break with torch {torch_version}: {known[0].name}" if known else ""
 
 
 def resolve_auto(recipe: Path, run: Path) -> Path:
@@ -83,26 +113,18 @@ def resolve_auto(recipe: Path, run: Path) -> Path:
         ) from None
     if done.returncode != 0:
         raise ConfigError("the layouts could not be measured", where="train.topology", next="see above")
-    planned = json.loads(done.stdout)
-    write_json(run / PLAN, planned)
-    taken = next((each for each in planned["layouts"] if each["layout"] == planned["chosen"]), None)
+    plan = json.loads(done.stdout)
+    write_json(run / PLAN, plan)
+    taken = next((each for each in plan["layouts"] if each["layout"] == plan["chosen"]), None)
     if taken is None:
         raise ConfigError(
-            "no layout fits these GPUs",
+            "no layout fits these GPUs and the recipe",
             where="train.topology",
-            next="a smaller token_budget, or fewer anchors; `python -m trainer plan` shows the sizes",
+            next="a smaller token_budget, or fewer anchors; `python -m trainer plan` shows sizes and reasons",
         )
     content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    section = content["train"]
-    section["topology"] = taken["kind"]
-    layout = {**section.get("layout", {}), "ranks": None}
-    if taken["kind"] == "colocated":
-        layout["ranks"] = taken["targets"]
-    else:
-        layout |= {"targets": taken["targets"], "drafters": taken["drafters"]}
-    if taken["shares"]:
-        layout["shard_optimizer"] = "on"
-    section["layout"] = layout
+    layout = Layout(taken["kind"], taken["targets"], taken["drafters"])
+    content["train"] = planned(content["train"], layout, taken["shares"])
     path = run / "planned.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return path

@@ -190,6 +190,49 @@ def test_topology_auto_trains_with_the_layout_that_was_chosen(
     assert said is not None and said.startswith(f"{taken.layout}: ") and "97.0% of the predicted" in said
 
 
+AUTO = {"target": {"path": "t"}, "token_budget": 4096, "topology": "auto", "budget": {"steps": 3}} | {
+    "drafter": {"layers": 1, "block_size": 4, "taps": [0, 2], "mask_token": "<|mask|>"},
+    "data": {"row_tokens": 1024},
+    "objective": {"gamma": 3.0},
+}
+"""Four rows a step."""
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind", "reason"),
+    [
+        ({"execution": "compiled"}, "threads", "train.execution: of the topologies of processes"),
+        ({"layout": {"shard_optimizer": "on"}}, "split", "train.layout.shard_optimizer: "),
+        ({"target": {"path": "t", "attention": "flex"}}, "threads", "train.target.attention: flex compiles"),
+        ({"policy": {"mode": "reduce-overhead"}}, "threads", "policy: known to break with torch 2.11.0: "),
+    ],
+)
+def test_auto_takes_no_layout_that_the_rest_of_the_recipe_does_not_go_with(
+    keys: dict[str, Any], kind: str, reason: str
+) -> None:
+    def reasons(section: dict[str, Any]) -> dict[str, str]:
+        found = ranked(H200, lambda layout: planning.against(section, layout, "2.11.0", True))
+        assert choose(found) is not None
+        return {str(each.layout): each.against for each in found}
+
+    assert set(reasons(AUTO).values()) == {""}
+    told = {layout: why for layout, why in reasons(AUTO | keys).items() if why}
+    assert {layout.split()[0] for layout in told} - {"threads"} == {kind} - {"threads"}
+    assert all(why.startswith(reason) for layout, why in told.items() if layout.startswith(kind))
+
+
+def test_more_drafters_than_rows_are_not_planned() -> None:
+    eight = replace(H200, gpus=8)
+    found = ranked(eight, lambda layout: planning.against(AUTO, layout, "2.11.0", True))
+    usable = {str(each.layout) for each in found if not each.against}
+    assert usable == {f"{kind} {8 - few}:{few}" for kind in ("split", "threads") for few in (1, 2, 3, 4)}
+    assert "8 ranks for a batch of 4 rows" in next(
+        each.against for each in found if "colo" in str(each.layout)
+    )
+    none = ranked(eight, lambda _: "execution: not here")
+    assert choose(none) is None and planning.why(none).startswith("the recipe goes with no layout; ")
+
+
 def test_nothing_that_fits_and_a_measurement_that_failed_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
