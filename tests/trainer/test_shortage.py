@@ -27,7 +27,7 @@ from trainer.process.runfiles import RunFiles
 from trainer.run import train as runs
 from trainer.run.out_of_memory import EVALUATION, TARGET, UPDATE, message
 from trainer.sections import TrainConfig
-from trainer.shortage import is_shortage, of_the_host, sizes
+from trainer.shortage import LOADING, is_shortage, of_the_host, sizes
 from trainer.training.optim import DrafterOptimizer
 from trainer.training.step import DrafterStep
 
@@ -119,7 +119,7 @@ def raised_in(file: str) -> BaseException:
 
 
 def of(**changes: Any) -> TrainConfig:
-    return configs.load(section(Path("unused"), token_budget=192, **changes))
+    return configs.load({**section(Path("unused"), token_budget=192), **changes})
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,19 @@ def of(**changes: Any) -> TrainConfig:
         ),
         (
             "/x/trainer/training/optim.py",
-            {"layout": {"ranks": 4}},
+            {"layout": {"ranks": 4}, "optimizer": {}},
             3,
             "rank 3, training, step 5",
             "say train.layout.shard_optimizer: on, or lower train.micro_rows (now 2) or "
             "train.objective.anchors_per_pass (now all of a row's): the step stays what it is",
+        ),
+        (
+            "/x/trainer/training/optim.py",  # with a group of Muon's, which shard_optimizer: on would refuse
+            {"layout": {"ranks": 4}},
+            3,
+            "rank 3, training, step 5",
+            "lower train.micro_rows (now 2) or train.objective.anchors_per_pass (now all of a row's): "
+            "the step stays what it is",
         ),
     ],
 )
@@ -166,11 +174,40 @@ def test_whose_memory_it_was_is_read_from_the_traceback(
     assert told.what == "out of memory: CUDA out of memory." and isinstance(told, OutOfMemory)
 
 
+STORED = {"source": "store", "store": "s", "row_tokens": 24, "continuations": False, "states": "online"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase", "next"),
+    [
+        ({"data": STORED}, "data", "a store's documents are laid out in rows in the host's memory"),
+        (
+            {"data": {"rows": 9, "row_tokens": 24, "continuations": False, "states": "online"}},
+            "data",
+            "lower train.data.rows (now 9): the host keeps all rows' tokens",
+        ),
+        ({"topology": "split", "target": {"path": "t", "dtype": "bfloat16"}}, "loading", "a smaller drafter"),
+    ],
+)
+def test_nothing_is_advised_that_the_recipe_has_already_or_cannot_have(
+    changes: dict[str, Any], phase: str, next: str
+) -> None:
+    told = message(MemoryError(), of(**changes), phase, None, None)
+    assert told.next.startswith(next)
+    assert "dtype" not in told.next and ("data.rows" in told.next) == ("data.rows" in next)
+
+
 @pytest.mark.parametrize("part", [EVALUATION, TARGET, UPDATE])
 def test_the_parts_that_have_keys_of_their_own_are_there(part: tuple[str, ...]) -> None:
     """Renamed, one would be advised of another's keys."""
     root = Path(trainer.__file__).parents[1]
     assert [name for name in part if not (root / name.removeprefix("/")).exists()] == []
+
+
+def test_the_functions_that_bring_models_into_memory_are_there() -> None:
+    """Renamed, one would be told of options that count only later."""
+    sources = [path.read_text() for path in Path(trainer.__file__).parent.rglob("*.py")]
+    assert [name for name in LOADING if not any(f"def {name}(" in text for text in sources)] == []
 
 
 def test_a_threads_name_stands_for_a_rank() -> None:

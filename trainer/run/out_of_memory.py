@@ -15,6 +15,7 @@ from trainer.process.runfiles import RunFiles
 from trainer.sections import TrainConfig
 from trainer.shortage import is_shortage, of_the_host, sizes
 from trainer.topology.ranks import Ranks
+from trainer.training.optim import unshareable
 from trainer.words import plural
 
 # Files of the parts of the trainer that have keys of their own: one of them in the traceback was at work.
@@ -84,18 +85,13 @@ def _advice(error: BaseException, config: TrainConfig, phase: str, of_target: bo
     def within(parts: tuple[str, ...]) -> bool:
         return any(part in file for file in files for part in parts)
 
-    data, evaluate, objective = config.data, config.evaluate, config.objective
+    evaluate, objective = config.evaluate, config.objective
     if phase == "loading":
-        return (
-            "topology: split gives the target GPUs of its own; a smaller drafter (train.drafter.layers, "
-            "intermediate_size), or train.target.dtype: bfloat16, takes less"
-        )
+        apart = "topology: split gives the target GPUs of its own; " if config.topology == "colocated" else ""
+        narrow = ", or train.target.dtype: bfloat16," if config.target.dtype != "bfloat16" else ""
+        return f"{apart}a smaller drafter (train.drafter.layers, intermediate_size){narrow} takes less"
     if phase == "data":
-        if of_the_host(error):
-            return f"lower train.data.rows (now {data.rows:,}): the host keeps all rows' hidden states"
-        if data.continuations:
-            return f"lower train.data.batch (now {data.batch:,})"
-        return _target_takes_less(config)
+        return _data_takes_less(config, of_the_host(error))
     if phase == "evaluating" or within(EVALUATION):
         prompts = evaluate.prompts if phase == "evaluating" else min(evaluate.every_prompts, evaluate.prompts)
         key = "prompts" if phase == "evaluating" else "every_prompts"
@@ -111,8 +107,10 @@ def _advice(error: BaseException, config: TrainConfig, phase: str, of_target: bo
         f"lower train.micro_rows (now {micro}) or train.objective.anchors_per_pass (now {width}): "
         "the step stays what it is"
     )
-    shared = config.topology == "colocated" and config.layout.ranks != 1
-    if within(UPDATE) and shared and config.layout.shard_optimizer != "on":
+    shareable = (
+        config.topology == "colocated" and config.layout.ranks != 1 and not unshareable(config.optimizer)
+    )
+    if within(UPDATE) and shareable and config.layout.shard_optimizer != "on":
         return f"say train.layout.shard_optimizer: on, or {keys}"
     return keys
 
@@ -122,6 +120,18 @@ def _rows_of_one(config: TrainConfig) -> int:
     layout = config.layout
     parts = (layout.ranks or 1) if config.topology == "colocated" else layout.drafters
     return -(-config.batch_rows // parts)
+
+
+def _data_takes_less(config: TrainConfig, on_host: bool) -> str:
+    data = config.data
+    if on_host and data.source == "store":
+        return "a store's documents are laid out in rows in the host's memory: give the container more"
+    if on_host:
+        kept = "hidden states" if data.continuations or data.states == "cached" else "tokens"
+        return f"lower train.data.rows (now {data.rows:,}): the host keeps all rows' {kept}"
+    if data.continuations:
+        return f"lower train.data.batch (now {data.batch:,})"
+    return _target_takes_less(config)
 
 
 def _target_takes_less(config: TrainConfig) -> str:
