@@ -22,8 +22,8 @@ GPU_COLUMNS = (
     "power.draw",
     "name",
 )
-"""What every driver knows; the answer says itself what it was asked (`fields` of agent.hostfacts)."""
-APP_COLUMNS = 4  # agent.hostfacts.APP_FIELDS
+"""What every driver knows; the answer says itself what it was asked (`fields` of agent.gpus.hostfacts)."""
+APP_COLUMNS = 4  # agent.gpus.hostfacts.APP_FIELDS
 UNSUPPORTED = ("[N/A]", "[Not Supported]", "N/A", "")
 """The card has no such sensor: says nothing about its health."""
 

@@ -66,10 +66,9 @@ def call(
     """Run operation `op` inside the container or on the host around it and return its result.
 
     `on_event` is called in this thread with each progress event, `on_data` with the bytes of data frames, cut
-    anywhere; `more` follows the request on
-    stdin, for an operation that reads on. Raises the DflashError that the operation
-    named; Unreachable when the transport failed or the deadline passed (the operation may still be
-    running); AgentBug.
+    anywhere; `more` follows the request on stdin, for an operation that reads on. Raises the DflashError that
+    the operation named; Unreachable when the transport failed or the deadline passed (the operation may still
+    be running); AgentBug.
     """
     nonce = secrets.token_hex(16)
     answer = AnswerReader(nonce, on_event, on_data)

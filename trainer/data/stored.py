@@ -143,7 +143,7 @@ class StoredRows:
 
     def _valid_anchors(self) -> NDArray[np.int64]:
         """[P] tokens of each piece that may start a block."""
-        return np.concatenate([valid for valid in self._counted()])
+        return np.concatenate(list(self._counted()))
 
     def _counted(self) -> Iterator[NDArray[np.int64]]:
         """How many tokens of each piece may start a block: supervised, not its first, and so is the next."""

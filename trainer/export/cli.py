@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainer.export.commands import Done
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON document instead.")]
+MORE = "use a machine or container with more memory: all weights are held in it, and read back"
 
 
 def export(
@@ -50,7 +51,7 @@ def export(
         tell(run(checkpoint, out, format, target, target_name, dtype, head), as_json)
 
     bare = "say --no-head: embedding and head are most of it; or " if format == "speculators" and head else ""
-    more = f"{bare}use a machine or container with more memory: all weights are held in it, and read back"
+    more = f"{bare}{MORE}"
     as_command(work, relief=Relief("export", more, more))
 
 
@@ -72,8 +73,7 @@ def import_(
 
         tell(import_drafter(source, out, target), as_json)
 
-    more = "use a machine or container with more memory: all weights are held in it, and read back"
-    as_command(work, relief=Relief("import", more, more))
+    as_command(work, relief=Relief("import", MORE, MORE))
 
 
 def tell(done: Done, as_json: bool) -> None:
