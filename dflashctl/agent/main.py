@@ -2,7 +2,7 @@
 
     DFLASH-START <nonce>                   (nothing is done for a caller that cannot hear this any more)
     DFLASH-EVENT <nonce> {json}            (none or many: progress)
-    DFLASH-DATA <nonce> <length>           (none or many, of `pull_file`: so many bytes follow as they are)
+    DFLASH-DATA <nonce> <length>           (none or many, of `pull_files`: so many bytes follow as they are)
     DFLASH-ANSWER <nonce> <length>
     {"ok": true, "result": {...}}  |  {"ok": false, "error": {"kind", "what", "where", "next"}}
     DFLASH-END <nonce>
@@ -49,7 +49,7 @@ OPS: Dict[str, str] = {
     "read_log": "logs.logread:read_log",
     "search_log": "logs.logsearch:search_log",
     "pull_list": "history.pull:pull_list",
-    "pull_file": "history.pull:pull_file",
+    "pull_files": "history.pull:pull_files",
     "list_runs": "history.listing:list_runs",
     "note_run": "history.curate:note_run",
     "prune_runs": "history.curate:prune_runs",

@@ -77,6 +77,8 @@ def pull(
             warn(line(f"{what}: {folders}"))
         for path, why in result.refused:
             warn(line(f"refused: {path}: {why}"))
+    if result.as_base64:
+        warn("something on the way changes bytes: they came as base64, which takes three times as long")
     if result.refused:
         raise VerificationFailed(
             f"{plural(len(result.refused), 'file')} refused",

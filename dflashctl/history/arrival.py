@@ -1,5 +1,5 @@
-"""One file on its way home: hashed while it comes, resumed where it broke off, over as many connections as it
-takes.
+"""Files on their way home: hashed while they come, resumed where they broke off, over as many connections as
+it takes.
 
 Its bytes come as they are: `pct exec` without a terminal changes none. Each answer proves that first, by a
 sample of all bytes, and the sha256 decides in the end. Where something on the way does change them, they come
@@ -14,13 +14,13 @@ import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dflashctl.agent.history.pull import SAMPLE
 from dflashctl.config.hosts import Host
-from dflashctl.errors import Unreachable
+from dflashctl.errors import Unreachable, VerificationFailed
 from dflashctl.remote.again import let_go, pause_s
 from dflashctl.remote.agent_call import Event, call
 from dflashctl.remote.engine import Engine
@@ -73,28 +73,40 @@ class Line:
 class Arrival:
     """What is here of a file: `at` bytes in its part, and their sha256. Of this file alone: see `alone`."""
 
-    def __init__(self, file: BinaryIO, told: Callable[[int], None]) -> None:
-        self._file = file
-        self._told = told
-        self._digest = hashlib.sha256()
+    def __init__(self, path: str, file: BinaryIO, told: Callable[[int, int], None]) -> None:
+        self.path = path
+        self.end: dict[str, Any] | None = None
+        """What was said at its end."""
         self.at = 0
         self.received = 0
         """Bytes that came over the line, also those of an earlier beginning."""
+        self._file = file
+        self._told = told
         self._told_at = 0
-        self._sample: bytes | None = None
+        self._size = 0
+        self._identity = ""
         self._raw = False
+        self._digest = hashlib.sha256()
         file.seek(0)
         while data := file.read(READ_BYTES):
             self._digest.update(data)
             self.at += len(data)
 
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
+    def asked(self) -> dict[str, Any]:
+        """The rest, please."""
+        prefix = self._digest.hexdigest() if self.at else ""
+        return {"path": self.path, "offset": self.at, "prefix_sha256": prefix}
 
-    def begin(self, *, raw: bool) -> None:
-        """A new answer comes, its bytes as they are or as base64."""
-        self._sample = b"" if raw else None
+    def begin(self, start: int | None, size: int | None, identity: str) -> None:
+        """Bytes come from `start` on. Raises Changed where those that are here came as they are and are not
+        those of the file: the same file, not one that took its place."""
+        changed = False
+        if start == 0 and self.at:
+            changed = self._raw and identity == self._identity
+            self.restart()
+        if changed or start != self.at or size is None:
+            raise Changed
+        self._size, self._identity = size, identity
 
     def restart(self) -> None:
         """What is here is not the file's."""
@@ -104,17 +116,56 @@ class Arrival:
         self.at = self._told_at = 0
         self._raw = False
 
-    def event(self, event: Event) -> None:
-        if "from" in event and whole(event.get("from")) == 0 and self.at:
-            changed = self._raw
-            self.restart()
-            if changed:
+    def write(self, data: bytes, *, raw: bool) -> None:
+        """Raises Changed for more than the file has."""
+        if self.at + len(data) > self._size:
+            raise Changed
+        self._raw = self._raw or raw
+        self._file.write(data)
+        self._digest.update(data)
+        self.at += len(data)
+        self.received += len(data)
+        if self.at - self._told_at >= TELL_BYTES:
+            self._told_at = self.at
+            self._told(self.at, self._size)
+
+    def finish(self, end: dict[str, Any]) -> None:
+        """Raises Changed where what is here is not what was sent."""
+        self._file.flush()
+        if "sha256" in end:
+            written = os.fstat(self._file.fileno()).st_size  # more where another program writes here, too
+            if (end["sha256"], end.get("size"), written) != (self._digest.hexdigest(), self.at, self.at):
+                self.restart()
                 raise Changed
+            self._told(self.at, self._size)
+        self.end = end
+
+
+class Receiver:
+    """One answer to `pull_files`, given to the arrivals that it is about. Every method raises Changed."""
+
+    def __init__(self, arrivals: Sequence[Arrival], raw: bool, ended: Callable[[Arrival], None]) -> None:
+        self._arrivals = arrivals
+        self._ended = ended
+        self._current: Arrival | None = None
+        self._sample: bytes | None = b"" if raw else None
+
+    def event(self, event: Event) -> None:
+        if "file" in event:
+            self._current = self._named(event["file"])
+            self._current.begin(whole(event.get("from")), whole(event.get("size")), text(event.get("as")))
         if "data" in event:
-            self._write(base64.b64decode(text(event["data"])))
+            try:
+                self._write(base64.b64decode(text(event["data"]), validate=True), raw=False)
+            except ValueError:
+                raise Changed from None
+        if "end" in event:
+            arrival = self._named(event["end"])
+            arrival.finish(event)
+            self._ended(arrival)
 
     def data(self, piece: bytes) -> None:
-        """Raises Changed where the sample at the beginning is not what was sent."""
+        """The sample at the beginning is proven before a byte is kept."""
         if self._sample is not None:
             missing = len(SAMPLE) - len(self._sample)
             self._sample, piece = self._sample + piece[:missing], piece[missing:]
@@ -123,42 +174,82 @@ class Arrival:
             if len(self._sample) < len(SAMPLE):
                 return
             self._sample = None
-        self._raw = True
-        self._write(piece)
+        if piece:
+            self._write(piece, raw=True)
 
-    def _write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._digest.update(data)
-        self.at += len(data)
-        self.received += len(data)
-        if self.at - self._told_at >= TELL_BYTES:
-            self._told_at = self.at
-            self._told(self.at)
+    def _write(self, data: bytes, *, raw: bool) -> None:
+        if self._current is None:
+            raise Changed
+        self._current.write(data, raw=raw)
+
+    def _named(self, value: object) -> Arrival:
+        at = whole(value)
+        if at is None or not 0 <= at < len(self._arrivals) or self._arrivals[at].end is not None:
+            raise Changed
+        return self._arrivals[at]
 
 
-def fetch(line: Line, request: dict[str, Any], arrival: Arrival) -> str | None:
-    """All bytes of a file, over as many connections as it takes; the sha256 over there, or None when the file
-    has gone meanwhile."""
+def fetch(
+    line: Line, request: dict[str, Any], arrivals: Sequence[Arrival], ended: Callable[[Arrival], None]
+) -> None:
+    """All bytes of the files, over as many connections as it takes; `ended` is called with each when it is
+    whole, or has been refused over there. Raises Unreachable; VerificationFailed (bytes are changed even as
+    base64)."""
     failures = 0
-    while True:
-        before = arrival.at
-        asked = {"offset": before, "prefix_sha256": arrival.sha256 if before else "", "raw": line.raw}
-        arrival.begin(raw=line.raw)
+    while left := [each for each in arrivals if each.end is None]:
+        before = _progress(arrivals)
+        receiver = Receiver(left, line.raw, ended)
+        asked = {"raw": line.raw, "files": [each.asked() for each in left]}
         try:
-            answer = line.call("pull_file", request | asked, arrival.event, arrival.data)
+            line.call("pull_files", request | asked, receiver.event, receiver.data)
+            if any(each.end is None for each in left):
+                raise Changed
         except Changed:
+            if not line.raw:
+                path = next(each.path for each in left if each.end is None)
+                raise VerificationFailed(
+                    f"{path} arrived different from what it is there",
+                    where=line.host.name,
+                    next="run it again",
+                ) from None
             _no_longer_raw(line)
         except Unreachable:
-            failures = 0 if arrival.at > before else failures + 1
+            failures = 0 if _progress(arrivals) > before else failures + 1
             if failures >= TRIES:
                 raise
             line.broken(failures)
-        else:
-            there = None if answer.get("gone") is True else text(answer.get("sha256"))
-            if there in (None, arrival.sha256) or not line.raw:
-                return there
-            arrival.restart()
-            _no_longer_raw(line)
+
+
+def _progress(arrivals: Sequence[Arrival]) -> tuple[int, int]:
+    return sum(each.end is not None for each in arrivals), sum(each.at for each in arrivals)
+
+
+def compare(line: Line, request: dict[str, Any], here: Mapping[str, tuple[int, str]]) -> set[str]:
+    """Which of the files here (path: size and sha256) have the bytes of those over there."""
+    if not here:
+        return set()
+    paths, ends = list(here), dict[int, bool]()
+
+    def listen(event: Event) -> None:
+        if "end" in event:
+            at = whole(event["end"])
+            if at is not None and 0 <= at < len(paths):
+                ends[at] = event.get("sha256") == here[paths[at]][1]
+
+    files = [
+        {"path": path, "offset": size, "prefix_sha256": digest, "compare": True}
+        for path, (size, digest) in here.items()
+    ]
+    failures = 0
+    while True:
+        try:
+            line.call("pull_files", request | {"files": files}, listen)
+            return {paths[at] for at, same in ends.items() if same}
+        except Unreachable:
+            failures += 1
+            if failures >= TRIES:
+                raise
+            line.broken(failures)
 
 
 def _no_longer_raw(line: Line) -> None:
@@ -183,4 +274,10 @@ def alone(part: Path) -> Iterator[BinaryIO | None]:
             mine = os.path.samestat(os.fstat(file.fileno()), part.stat())
         except FileNotFoundError:
             mine = False
-        yield file if mine else None
+        try:
+            yield file if mine else None
+        finally:
+            if mine and file.tell() == 0:  # nothing came, or an empty file that stands in its place now
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file.fileno()), part.stat()):
+                        part.unlink()

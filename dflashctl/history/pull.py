@@ -6,27 +6,30 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from dflashctl.config.hosts import Host
-from dflashctl.errors import NotFound, UsageError, VerificationFailed
-from dflashctl.history.arrival import Arrival, Line, alone, fetch
-from dflashctl.remote.agent_call import Event, call
+from dflashctl.errors import NotFound, UsageError
+from dflashctl.history.arrival import Arrival, Line, alone, compare, fetch
+from dflashctl.history.places import part_of, place_of, problem_of, problem_of_part
+from dflashctl.remote.agent_call import call
 from dflashctl.remote.engine import Engine
 from dflashctl.remote.factory import open_engine
 from dflashctl.runs.facts import listed, mapping, number, text, whole
 
 What = Literal["checkpoints", "metrics", "log"]
 WHAT: tuple[What, ...] = ("checkpoints", "metrics", "log")
-PART = ".dflash-part"
 LIST_TIMEOUT_S = 60.0
 ROUNDS = 3
 """Of a live run that had removed all that was listed by the time it was to be copied."""
 CLOCK_SLACK_S = 2.0
 """File systems and clocks round."""
+BATCH_FILES = 100
+"""Each is open here while they come; a Mac allows 256."""
+BATCH_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Result:
     gone: list[str] = field(default_factory=list)
     """Removed over there between the list and the copy: a live run keeps its newest checkpoints only."""
     bytes: int = 0
+    as_base64: bool = False
+    """Something on the way changed bytes."""
 
 
 Told = Callable[[str, int, int], None]
@@ -111,8 +116,8 @@ def _once(
         raise nothing(result, what, host)
     line = Line(host, connect, sleep)
     try:
-        for each in wanted:
-            one_file(line, each, what, result, told)
+        for batch in batches(wanted):
+            bring(line, batch, what, result, told)
         for link in map(mapping, listed(answer.get("links"))):
             one_link(text(link.get("path")), text(link.get("target")), result)
     except OSError as error:
@@ -121,6 +126,7 @@ def _once(
             next="make room, or choose another folder: --to; what has arrived is not sent again",
         ) from error
     finally:
+        result.as_base64 = not line.raw
         line.close()
     _remove_empty_folders(result)
     return result
@@ -146,111 +152,79 @@ def read_entry(raw: Mapping[str, Any]) -> Remote:
     return Remote(text(raw.get("path")), max(whole(raw.get("size")) or 0, 0), mtime, mode)
 
 
-def problem_of(path: str) -> str | None:
-    """Why a name from over there must not become a path here; None for a good one."""
-    if not path or "\0" in path:
-        return "not a name"
-    if path.startswith("/") or path.startswith("~") or "\\" in path or ":" in path.split("/")[0][:2]:
-        return "not a path below the folder"
-    if any(part in ("", ".", "..") for part in path.split("/")):
-        return "leads out of the folder"
-    return None
+def batches(files: Sequence[Remote]) -> Iterator[list[Remote]]:
+    """What one call brings: many small files, or few large ones."""
+    batch: list[Remote] = []
+    for each in files:
+        if batch and (len(batch) == BATCH_FILES or sum(e.size for e in batch) + each.size > BATCH_BYTES):
+            yield batch
+            batch = []
+        batch.append(each)
+    if batch:
+        yield batch
 
 
-def place_of(folder: Path, path: str) -> Path | str:
-    """Where a file goes, or why it may not: also a link that somebody made here must not lead out."""
-    problem = problem_of(path)
-    if problem is not None:
-        return problem
-    target = folder / path
-    inside = folder.resolve()
-    if not (target.parent.resolve() == inside or inside in target.parent.resolve().parents):
-        return "a link here leads out of the folder"
-    if target.is_symlink():
-        return "a link of this name is here already"
-    if target.is_dir():
-        return "a folder of this name is here already"
-    if target.exists() and not target.is_file():
-        return "something of this name is here that is no file"  # a pipe would be waited for
-    return target
-
-
-def one_file(line: Line, remote: Remote, what: What, result: Result, told: Told) -> None:
-    """Fetch, verify, put in place; or say why not."""
-    place = place_of(result.folder, remote.path)
-    if isinstance(place, str):
-        result.refused.append((remote.path, place))
-        return
-    # What is here already is offered as the beginning: the answer to a file that is the same is no byte.
-    here = place.stat() if place.exists() else None
-    if here is not None and here.st_mtime > remote.mtime + CLOCK_SLACK_S:
-        if here.st_size == remote.size and _same(line, remote, what, result, place):
-            result.same.append(remote.path)
+def bring(line: Line, files: Sequence[Remote], what: What, result: Result, told: Told) -> None:
+    """Fetch, verify and put in place each file; or say why not."""
+    places: list[tuple[Remote, Path]] = []
+    for remote in files:
+        place = place_of(result.folder, remote.path)
+        if isinstance(place, str):
+            result.refused.append((remote.path, place))
         else:
-            result.refused.append((remote.path, "the file here is newer"))
-        return
-    if here is not None and here.st_size == remote.size and _same(line, remote, what, result, place):
-        result.same.append(remote.path)
-        return
-    place.parent.mkdir(parents=True, exist_ok=True)
-    part = place.with_name(place.name + PART)
-    if part.is_symlink() or (part.exists() and not part.is_file()):
-        kind = "a link" if part.is_symlink() else "a folder" if part.is_dir() else "no file"
-        result.refused.append((remote.path, f"{kind} stands where its part would go: {part.name}"))
-        return
-    with alone(part) as file:
-        if file is None:
-            result.refused.append((remote.path, "another pull is bringing it"))
-            return
-        arrival = Arrival(file, lambda done: told(remote.path, done, remote.size))
+            places.append((remote, place))
+    request = {"state_dir": line.host.state_dir, "id": result.id, "what": what}
+    same = compare(
+        line,
+        request,
+        {
+            remote.path: (remote.size, sha256(place))
+            for remote, place in places
+            if place.exists() and place.stat().st_size == remote.size
+        },
+    )
+    with contextlib.ExitStack() as open_parts:
+        arrivals = {}
+        for remote, place in places:
+            if remote.path in same:
+                result.same.append(remote.path)
+            elif place.exists() and place.stat().st_mtime > remote.mtime + CLOCK_SLACK_S:
+                result.refused.append((remote.path, "the file here is newer"))
+            elif arrival := _open(open_parts, remote, place, result, told):
+                arrivals[arrival] = (remote, place)
         try:
-            there = fetch(line, _request(line.host, remote, what, result), arrival)
+            fetch(line, request, list(arrivals), lambda each: _settle(each, *arrivals[each], result))
         finally:
-            result.bytes += arrival.received
-        if there is None:
-            part.unlink()
-            result.gone.append(remote.path)
-            return
-        file.flush()
-        if (there, remote.size) != (arrival.sha256, part.stat().st_size):
-            part.unlink()
-            raise VerificationFailed(
-                f"{remote.path} arrived different from what it is there",
-                where=line.host.name,
-                next="run it again",
-            )
+            result.bytes += sum(each.received for each in arrivals)
+
+
+def _open(
+    open_parts: contextlib.ExitStack, remote: Remote, place: Path, result: Result, told: Told
+) -> Arrival | None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = part_of(place)
+    problem = problem_of_part(part)
+    file = open_parts.enter_context(alone(part)) if problem is None else None
+    if file is None:
+        result.refused.append((remote.path, problem or "another pull is bringing it"))
+        return None
+    return Arrival(remote.path, file, lambda done, size: told(remote.path, done, size))
+
+
+def _settle(arrival: Arrival, remote: Remote, place: Path, result: Result) -> None:
+    """It has ended over there, and what is here is what was sent."""
+    end, part = arrival.end or {}, part_of(place)
+    if end.get("gone") is True:
+        part.unlink()
+        result.gone.append(remote.path)
+    elif "refused" in end:
+        result.refused.append((remote.path, text(end["refused"])))
+    else:
         part.chmod(remote.mode & 0o777 | 0o600)
-        os.utime(part, (remote.mtime, remote.mtime))
+        mtime = number(end.get("mtime")) or remote.mtime
+        os.utime(part, (mtime, mtime))
         part.replace(place)
-    result.fetched.append(remote.path)
-
-
-def _request(host: Host, remote: Remote, what: What, result: Result) -> dict[str, Any]:
-    return {
-        "state_dir": host.state_dir, "id": result.id, "what": what, "path": remote.path, "size": remote.size,
-    }  # fmt: skip
-
-
-def _same(line: Line, remote: Remote, what: What, result: Result, place: Path) -> bool:
-    """Has the file over there the bytes that this one has? Asked by hash; another answer is hung up on."""
-    mine = sha256(place)
-    if remote.size == 0:
-        return True
-
-    class Differs(Exception):
-        pass
-
-    def listen(event: Event) -> None:
-        if "from" in event and whole(event.get("from")) != remote.size:
-            raise Differs
-
-    request = _request(line.host, remote, what, result)
-    request |= {"offset": remote.size, "prefix_sha256": mine}
-    try:
-        return text(line.call("pull_file", request, listen).get("sha256")) == mine
-    except Differs:
-        line.close()
-        return False
+        result.fetched.append(remote.path)
 
 
 def one_link(path: str, target: str, result: Result) -> None:

@@ -12,77 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_box import local_host
+from pull_kit import OLD, Listening, envelope, fetch, folder, host, listened, tree
 
 from dflashctl.cli.main import run
 from dflashctl.config.hosts import Host
 from dflashctl.errors import NotFound, Unreachable, UsageError, VerificationFailed
-from dflashctl.history.pull import PART, Result, What, problem_of, pull
+from dflashctl.history.places import PART, problem_of
+from dflashctl.history.pull import pull
 from dflashctl.remote.engine import Completed
 from dflashctl.remote.local import LocalEngine
 
-OLD = 1.7e9
-
-
-@pytest.fixture
-def folder(box: Any) -> Path:
-    """The run folder of an ended run `t`, with two checkpoints."""
-    answer = box.python("print('step 1')", "t")
-    box.wait(answer)
-    made = Path(box.run(answer).path)
-    for name, data in {"step_1/w.bin": b"a" * 1000, "step_2/w.bin": b"b" * 70_000, "empty": b""}.items():
-        path = made / "checkpoints" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        os.utime(path, (OLD, OLD))
-    return made
-
-
-@pytest.fixture
-def host(box: Any) -> Host:
-    return local_host(box)
-
-
-class Cut(LocalEngine):
-    """The connection breaks after some bytes of an answer, as often as `cuts` has numbers."""
-
-    def __init__(self, host: Host, cuts: list[int]) -> None:
-        super().__init__(host)
-        self.cuts = cuts
-
-    def run(
-        self, argv: Sequence[str], *, on_stdout: Any = None, stdin: bytes = b"", **rest: Any
-    ) -> Completed:
-        if not self.cuts or b"pull_file" not in stdin[-4000:]:
-            return super().run(argv, on_stdout=on_stdout, stdin=stdin, **rest)
-        left, taken = self.cuts.pop(), 0
-
-        def feed(data: bytes) -> None:
-            nonlocal taken
-            on_stdout(data[: max(left - taken, 0)])
-            taken += len(data)
-
-        super().run(argv, on_stdout=feed, stdin=stdin, **rest)
-        raise Unreachable("the connection broke")
-
-
-def fetch(host: Host, into: Path, what: What = "checkpoints", cuts: list[int] | None = None) -> Result:
-    return pull(
-        host,
-        tag="t",
-        what=what,
-        into=into,
-        connect=lambda target: Cut(target, cuts if cuts is not None else []),
-        sleep=lambda seconds: None,
-    )
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+__all__ = ["folder", "host"]
 
 
 def test_checkpoints_come_whole_with_their_times_and_a_second_time_costs_nothing(
@@ -108,45 +48,6 @@ def test_resumed_at_twenty_random_places(folder: Path, host: Host, tmp_path: Pat
     assert (into / "big").read_bytes() == data
     assert tree(into) == tree(folder / "checkpoints")
     assert result.bytes == 4_071_000, "no byte came twice"
-
-
-class Listening(LocalEngine):
-    """Counts what comes over the line, and may do something to it on the way."""
-
-    def __init__(self, host: Host, harm: Callable[[bytes, int], bytes] = lambda data, at: data) -> None:
-        super().__init__(host)
-        self.harm = harm
-        self.raw = 0
-        self.base64 = 0
-
-    def run(
-        self, argv: Sequence[str], *, on_stdout: Any = None, stdin: bytes = b"", **rest: Any
-    ) -> Completed:
-        asked, at = stdin[-4000:], 0
-        if b"pull_file" not in asked:
-            return super().run(argv, on_stdout=on_stdout, stdin=stdin, **rest)
-
-        def feed(data: bytes) -> None:
-            nonlocal at
-            harmed = self.harm(data, at) if b'"raw": true' in asked else self.harm(data, -1)
-            at += len(data)
-            on_stdout(harmed)
-
-        done = super().run(argv, on_stdout=feed, stdin=stdin, **rest)
-        self.raw += at if b'"raw": true' in asked else 0
-        self.base64 += 0 if b'"raw": true' in asked else at
-        return done
-
-
-def listened(host: Host, into: Path, engine: LocalEngine) -> Result:
-    return pull(
-        host,
-        tag="t",
-        what="checkpoints",
-        into=into,
-        connect=lambda target: engine,
-        sleep=lambda seconds: None,
-    )
 
 
 def test_bytes_travel_as_they_are(folder: Path, host: Host, tmp_path: Path) -> None:
@@ -211,7 +112,7 @@ class Rotating(LocalEngine):
     removed: Path
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", **rest: Any) -> Completed:
-        if b"pull_file" in stdin[-4000:]:
+        if b"pull_file" in envelope(stdin):
             shutil.rmtree(self.removed, ignore_errors=True)
         return super().run(argv, stdin=stdin, **rest)
 
@@ -245,7 +146,7 @@ def test_a_run_that_had_removed_all_that_was_listed_is_listed_again(
 
     class Saving(LocalEngine):
         def run(self, argv: Sequence[str], *, stdin: bytes = b"", **rest: Any) -> Completed:
-            step = next(steps, None) if b"pull_file" in stdin[-4000:] else None
+            step = next(steps, None) if b"pull_file" in envelope(stdin) else None
             if step is not None:
                 for old in here.iterdir():
                     shutil.rmtree(old)
@@ -375,15 +276,18 @@ def test_what_is_no_file_here_is_neither_waited_for_nor_replaced(
     assert place.exists() and not place.is_file()
 
 
-def test_a_file_that_changes_meanwhile_does_not_pass(
+def test_bytes_that_arrive_changed_even_as_base64_do_not_pass(
     folder: Path, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dflashctl.history import arrival as module
 
     real = module.call
 
-    def other(engine: Any, op: str, request: dict[str, Any], **rest: Any) -> dict[str, Any]:
-        return {**real(engine, op, request, **rest), "sha256": "0" * 64}
+    def other(engine: Any, op: str, request: dict[str, Any], *, on_event: Any, **rest: Any) -> dict[str, Any]:
+        def listen(event: dict[str, Any]) -> None:
+            on_event({**event, "sha256": "0" * 64} if "sha256" in event else event)
+
+        return real(engine, op, request, on_event=listen, **rest)
 
     monkeypatch.setattr(module, "call", other)
     with pytest.raises(VerificationFailed, match="arrived different"):

@@ -1,15 +1,20 @@
-"""Operations `pull_list` and `pull_file`: what a run left, file by file, from any byte on.
+"""Operations `pull_list` and `pull_files`: what a run left, file by file, from any byte on.
 
 `pull_list`: state_dir, tag | id, what ("checkpoints" | "metrics" | "log"). Answer: {"id", "tag", "files":
 [{"path" (relative, with /), "size", "mtime", "mode"}], "links": [{"path", "target"}], "skipped": [path]}
 (neither file, folder nor link). Folders that are links, or hidden, are not entered.
 
-`pull_file`: state_dir, id, what, path, size (of the list: a log that grows is taken up to there), offset
-and prefix_sha256 of what the caller has, raw. Events: {"from": offset} first (0 when the prefix is another),
-then {"data": base64}, or with `raw` frames of data: SAMPLE before everything else, by which the caller sees
-whether bytes arrive as they are sent, then those of the file. Answer: {"sha256" of all `size` bytes, "size",
-"mtime"}; or {"gone": true} for a file of a checkpoint that the run has removed since the list was made, as it
-does with old ones.
+`pull_files`: state_dir, id, what, raw, files: [{"path", "offset" and "prefix_sha256" of what the caller has,
+"compare"}]; many small ones in one call, whose start costs more than they do. With `raw`, SAMPLE comes before
+everything else as a frame of data: by it the caller sees whether bytes arrive as they are sent. For each file
+in turn {"file": its number, "from": offset (0 when the prefix is another), "size", "as": what tells it from
+another file of its name}, its bytes from there on (with `raw` frames of data, else {"data": base64}), and how
+it ended: {"end": number} with
+    "sha256" of all bytes, "size", "mtime"   it is whole: all that it had when it was opened
+    "differs": true                          to `compare`: it is not what the caller has; no byte was sent
+    "gone": true                             removed since the list was made, as a run does with old ones
+    "refused": why                           unreadable, or changed while it was read
+Answer: {}.
 """
 
 from __future__ import annotations
@@ -85,43 +90,56 @@ def _walk(root: str) -> Iterator[str]:
             yield os.path.relpath(os.path.join(folder, name), root)
 
 
-def pull_file(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
-    """See the module's text. Raises AgentError: "not_found"; "verification_failed" (it has shrunk)."""
+def pull_files(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
+    """See the module's text. Raises AgentError("not_found"): the run."""
     run = one_run(request)
     root, _ = _where(run, str(request["what"]))
-    path = os.path.join(root, str(request["path"]))
-    size, offset = int(request["size"]), int(request.get("offset") or 0)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        if isinstance(error, (FileNotFoundError, NotADirectoryError)) and request["what"] == "checkpoints":
-            return {"gone": True}
-        raise AgentError(
-            "not_found", "cannot read it: %s" % error, path, "dflashctl pull, once more"
-        ) from None
+    raw, whole = bool(request.get("raw")), request["what"] == "checkpoints"
+    if raw:
+        emit.data(SAMPLE)
+    for number, asked in enumerate(request["files"]):
+        if getattr(emit, "gone", False):
+            break
+        try:
+            end = _send(os.path.join(root, str(asked["path"])), number, asked, raw, whole, emit)
+        except (FileNotFoundError, NotADirectoryError):
+            end = {"gone": True}
+        except OSError as error:
+            end = {"refused": "cannot be read there: %s" % (error.strerror or error)}
+        emit({"end": number, **end})
+    return {}
+
+
+def _send(path: str, number: int, asked: Dict[str, Any], raw: bool, whole: bool, emit: Any) -> Dict[str, Any]:
+    """How it ended. `whole`: its writer has finished with it; a log and its like may grow. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise AgentError("not_found", "it is no regular file any more", path)
+        before = os.fstat(descriptor)
+        if not stat.S_ISREG(before.st_mode):
+            return {"refused": "it is no regular file any more"}
+        size, offset = before.st_size, int(asked.get("offset") or 0)
         digest = hashlib.sha256()
-        if not 0 < offset <= size or not _has(file, offset, digest, str(request.get("prefix_sha256"))):
+        if not 0 < offset <= size or not _has(file, offset, digest, str(asked.get("prefix_sha256"))):
             file.seek(0)
             digest, offset = hashlib.sha256(), 0
-        raw = bool(request.get("raw"))
-        if raw:
-            emit.data(SAMPLE)
-        emit({"from": offset})
+        if asked.get("compare") and offset != size:
+            return {"differs": True}
+        same = "%d %d" % (before.st_ino, before.st_mtime_ns if whole else 0)
+        emit({"file": number, "from": offset, "size": size, "as": same})
         while offset < size and not getattr(emit, "gone", False):
             data = file.read(min(CHUNK_BYTES, size - offset))
             if not data:
-                raise AgentError("verification_failed", "it became shorter while it was read", path)
+                return {"refused": "it became shorter there while it was read"}
             digest.update(data)
             offset += len(data)
             if raw:
                 emit.data(data)
             else:
                 emit({"data": base64.b64encode(data).decode("ascii")})
-    return {"sha256": digest.hexdigest(), "size": size, "mtime": status.st_mtime}
+        after = os.fstat(descriptor)
+        if whole and (after.st_size, after.st_mtime_ns) != (size, before.st_mtime_ns):
+            return {"refused": "it changed there while it was read"}
+    return {"sha256": digest.hexdigest(), "size": size, "mtime": before.st_mtime}
 
 
 def _has(file: BinaryIO, count: int, digest: Any, wanted: str) -> bool:
