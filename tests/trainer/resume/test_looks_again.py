@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from saved_runs import at, train
@@ -25,21 +26,24 @@ def looked_at(folder: Path, step: int) -> list[int]:
     return [number for number, *_ in checkpoint.read_facts(at(folder, step))["measured"]]
 
 
-def test_a_look_that_a_stop_came_before_is_made_first(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluate = {"prompts": 2, "every_prompts": 1, "new_tokens": 8, "every_steps": 2}
-    made = section(target, evaluate=evaluate, budget={"steps": 6})
+def train_until(last: int, made: dict[str, Any], folder: Path) -> None:
+    """A run that is stopped after this step."""
     count = RunFiles.stepped
 
     def stepped(files: RunFiles, step: int) -> None:
         count(files, step)
-        if step == 4:
+        if step == last:
             raise Stopped("SIGTERM", 143)
 
-    with monkeypatch.context() as stopping, pytest.raises(Stopped):
+    with pytest.MonkeyPatch.context() as stopping, pytest.raises(Stopped):
         stopping.setattr(RunFiles, "stepped", stepped)
-        train(made, tmp_path / "run")
+        train(made, folder)
+
+
+def test_a_look_that_a_stop_came_before_is_made_first(target: Path, tmp_path: Path) -> None:
+    evaluate = {"prompts": 2, "every_prompts": 1, "new_tokens": 8, "every_steps": 2}
+    made = section(target, evaluate=evaluate, budget={"steps": 6})
+    train_until(4, made, tmp_path / "run")
     assert looked_at(tmp_path / "run", 4) == [2]
     train(made, tmp_path / "run", tmp_path / "run")
     train(made, tmp_path / "new", at(tmp_path / "run", 2))  # where it has been made already
@@ -47,25 +51,15 @@ def test_a_look_that_a_stop_came_before_is_made_first(
     assert looked_at(tmp_path / "run", 6) == looked_at(tmp_path / "new", 6) == [2, 4]
 
 
-def test_a_prefix_match_that_a_stop_came_before_is_made_first_and_once(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefix_match_that_a_stop_came_before_is_made_first_and_once(target: Path, tmp_path: Path) -> None:
     evaluate = {"prompts": 2, "every_prompts": 1, "new_tokens": 8, "prefix_every_steps": 2}
     made = section(target, evaluate=evaluate, budget={"steps": 7})
-    count = RunFiles.stepped
-
-    def stepped(files: RunFiles, step: int) -> None:
-        count(files, step)
-        if step == 4:
-            raise Stopped("SIGTERM", 143)
 
     def matched(folder: Path) -> list[int]:
         entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         return [entry["step"] for entry in entries if "prefix_acceptance_length" in entry]
 
-    with monkeypatch.context() as stopping, pytest.raises(Stopped):
-        stopping.setattr(RunFiles, "stepped", stepped)
-        train(made, tmp_path / "run")
+    train_until(4, made, tmp_path / "run")
     assert matched(tmp_path / "run") == [2]
     train(made, tmp_path / "run", tmp_path / "run")
     assert matched(tmp_path / "run") == [2, 4, 6, 7]  # the last with the last look
@@ -98,16 +92,8 @@ def test_lengths_of_other_looks_are_not_compared(
     monkeypatch.setattr(Evaluator, "measure_greedy", lambda *arguments: next(lengths))
     evaluate = {"prompts": 2, "every_prompts": 2, "new_tokens": 8, "every_steps": 4}
     made = section(target, evaluate=evaluate, budget={"steps": 12}, checkpoint={"every_steps": 4, "keep": 9})
-    root, count = tmp_path / "run" / "checkpoints", RunFiles.stepped
-
-    def stepped(files: RunFiles, step: int) -> None:
-        count(files, step)
-        if step == 5:
-            raise Stopped("SIGTERM", 143)
-
-    with monkeypatch.context() as stopping, pytest.raises(Stopped):
-        stopping.setattr(RunFiles, "stepped", stepped)
-        train(made, tmp_path / "run")
+    root = tmp_path / "run" / "checkpoints"
+    train_until(5, made, tmp_path / "run")
     assert checkpoint.best_name(root) == "step-0000004"
     others = {**made, "evaluate": {**evaluate, "every_prompts": 1}}
     said = "\n".join(train(others, tmp_path / "run", tmp_path / "run"))
