@@ -48,16 +48,7 @@ def make(run_id: str) -> Optional[str]:
 
 def enter(path: Optional[str]) -> None:
     """Move this process in; between fork and exec, so that nothing of the program is ever outside."""
-    if path is None:
-        return
-    try:
-        descriptor = os.open(os.path.join(path, "cgroup.procs"), os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, b"0")
-        finally:
-            os.close(descriptor)
-    except OSError:
-        pass
+    _tell(path, "cgroup.procs", b"0")
 
 
 def is_ours(path: object, run_id: str) -> bool:
@@ -89,12 +80,17 @@ def populated(path: Optional[str]) -> bool:
 
 def kill(path: Optional[str]) -> bool:
     """SIGKILL to everybody in it at once; False where that cannot be done."""
+    return _tell(path, "cgroup.kill", b"1")
+
+
+def _tell(path: Optional[str], file: str, word: bytes) -> bool:
+    """Write to a file of the group; False where that cannot be done."""
     if path is None:
         return False
     try:
-        descriptor = os.open(os.path.join(path, "cgroup.kill"), os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(os.path.join(path, file), os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.write(descriptor, b"1")
+            os.write(descriptor, word)
         finally:
             os.close(descriptor)
     except OSError:
