@@ -140,6 +140,15 @@ def test_a_traceback_ends_with_whatever_is_raised(tmp_path: Path, last: str) -> 
     assert (shown["line"], shown["text"].partition(" … ")[0]) == (4, last)
 
 
+@pytest.mark.parametrize("kind", ["RuntimeError", "torch._dynamo.exc.Unsupported", "_Stop"])
+def test_an_exception_whose_words_begin_on_the_next_line_is_one(tmp_path: Path, kind: str) -> None:
+    """As multiprocessing's: what came later, and reads like one, was told in its place."""
+    text = (
+        f"Traceback (most recent call last):\n  f()\n{kind}: \n      An attempt has been made\n\nEpoch: 3\n"
+    )
+    assert scan(tmp_path, text)["first_exception"] == {"line": 3, "text": f"{kind}:"}
+
+
 def test_the_middle_of_a_long_log_is_skipped_and_said_so(tmp_path: Path) -> None:
     filler = b"x" * 99 + b"\n"
     text = TLS.encode() + filler * 1000 + CHAIN.encode() + filler * 1000 + b"CUDA out of memory\nstep 77\n"

@@ -36,10 +36,10 @@ _TRACEBACK = b"Traceback (most recent call last)"
 _OTHERS = re.compile(rb"^[|+]|Traceback \(most recent call last\)|Exception in thread ")
 """Lines of a group of exceptions, and headers of other tracebacks."""
 _EXCEPTION = re.compile(
-    rb"(?![A-Z]+:)(?:[A-Za-z_][\w<>]*\.)*[A-Z]\w*(?:: (?![ :]).*)?$|(?:[A-Za-z_][\w<>]*\.)+\w+: "
+    rb"(?![A-Z]+:)(?:[A-Za-z_][\w<>]*\.)*_*[A-Z]\w*(?::|: (?![ :]).*)?$|(?:[A-Za-z_][\w<>]*\.)+\w+:(?: |$)"
 )
-"""The last line of a traceback: a class's name, with a capital letter or a dot, and what it says. Not
-"INFO: x", nor the rest of another thread's line."""
+"""The last line of a traceback: a class's name, with a capital letter or a dot, and what it says, where that
+does not begin on the next line. Not "INFO: x", nor the rest of another thread's line."""
 _CHAIN_WORD = b"above exception"
 _CHAINED = (
     b"During handling of the above exception, another exception occurred",
