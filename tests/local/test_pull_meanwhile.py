@@ -1,5 +1,5 @@
-"""Run with: pytest tests/local/test_pull_meanwhile.py. Files that change while they are brought home; many, and
-strange ones."""
+"""Run with: pytest tests/local/test_pull_meanwhile.py. Files that change while they are brought home, and
+strange ones, and many."""
 
 from __future__ import annotations
 
