@@ -92,7 +92,7 @@ def against(section: Mapping[str, Any], layout: Layout, torch_version: str, cuda
         return problems[0] if problems else ""
     policy = configs.load(made).policy
     known = [] if policy.force else hazards(policy, layout.drafters, torch_version, cuda)
-    return f"policy: known to break with torch {torch_version}: {known[0].name}" if known else ""
+    return f"train.policy: known to break with torch {torch_version}: {known[0].name}" if known else ""
 
 
 def resolve_auto(recipe: Path, run: Path) -> Path:
