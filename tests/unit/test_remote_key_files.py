@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from unproven import did_not_run
 
 from dflashctl.errors import UsageError
 from dflashctl.remote import keys
@@ -101,7 +102,7 @@ def test_a_key_file_that_is_none_is_told(house: House, content: str | None, word
 @pytest.mark.parametrize("form", ["RFC4716", "PEM"])
 def test_every_kind_of_key_file_is_read(tmp_path: Path, kind: str, form: str) -> None:
     if shutil.which("ssh-keygen") is None:
-        pytest.skip("ssh-keygen (openssh-client) is not here")
+        did_not_run("reading every kind of key. It needs ssh-keygen (apt-get install openssh-client)")
     for phrase in ("", "secret"):
         path = tmp_path / f"{kind}{bool(phrase)}"
         small = ["-b", "2048"] if kind == "rsa" else []

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from unproven import did_not_run
 
 from dflashctl.errors import DflashError, Unreachable
 from dflashctl.remote import keys
@@ -33,7 +34,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A real ssh-agent of our own; yields the path of its socket."""
     if shutil.which("ssh-agent") is None:
-        pytest.skip("ssh-agent (openssh-client) is not here")
+        did_not_run("logging in by an ssh-agent. It needs ssh-agent (apt-get install openssh-client)")
     sock = Path(str(tmp_path)[:80]) / "agent"
     with subprocess.Popen(
         ["ssh-agent", "-D", "-a", str(sock)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
