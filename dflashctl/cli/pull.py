@@ -73,7 +73,7 @@ def pull(
             say(f"{plural(len(result.same), 'file')} here already")
         if result.gone:
             folders = ", ".join(dict.fromkeys(path.partition("/")[0] for path in result.gone))
-            what = f"{plural(len(result.gone), 'file')} removed there meanwhile by the run, so not whole here"
+            what = f"{plural(len(result.gone), 'file')} removed there meanwhile, so not whole here"
             warn(line(f"{what}: {folders}"))
         for path, why in result.refused:
             warn(line(f"refused: {path}: {why}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from pull_kit import OLD, Meanwhile, envelope, fetch, folder, host, listened, tree
 
 from dflashctl.config.hosts import Host
+from dflashctl.errors import NotFound
 from dflashctl.history.places import PART
 from dflashctl.history.pull import pull
 from dflashctl.remote.engine import Completed
@@ -88,6 +90,26 @@ def test_the_heart_of_a_live_run_beats_between_the_list_and_the_copy(
     into = tmp_path / "here"
     result = pull(host, tag="t", what="metrics", into=into, connect=Beating)
     assert "heartbeat.json" in result.fetched and (into / "heartbeat.json").read_bytes() == beat
+
+
+def test_a_run_that_is_pruned_meanwhile_leaves_what_has_come(
+    folder: Path, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with an error that no run had been launched yet, and an empty folder like a checkpoint."""
+    monkeypatch.setattr("dflashctl.history.pull.BATCH_FILES", 1)
+    into, calls = tmp_path / "here", iter(range(9))
+
+    class Pruning(LocalEngine):
+        def run(self, argv: Sequence[str], *, stdin: bytes = b"", **rest: Any) -> Completed:
+            if b"pull_file" in envelope(stdin) and next(calls) == 2:
+                shutil.rmtree(folder)
+            return super().run(argv, stdin=stdin, **rest)
+
+    result = pull(host, tag="t", what="checkpoints", into=into, connect=Pruning)
+    assert (result.fetched, result.gone) == (["empty", "step_1/w.bin"], ["step_2/w.bin"])
+    assert sorted(each.name for each in into.iterdir()) == ["empty", "step_1"]
+    with pytest.raises(NotFound, match="no run"):
+        fetch(host, into)
 
 
 def test_many_small_files_come_in_few_calls(folder: Path, host: Host, tmp_path: Path) -> None:

@@ -91,8 +91,15 @@ def _walk(root: str) -> Iterator[str]:
 
 
 def pull_files(request: Dict[str, Any], emit: Any) -> Dict[str, Any]:
-    """See the module's text. Raises AgentError("not_found"): the run."""
-    run = one_run(request)
+    """See the module's text."""
+    try:
+        run = one_run(request)
+    except AgentError as error:
+        if error.kind != "not_found":
+            raise
+        for number in range(len(request["files"])):  # `runs prune` was here meanwhile
+            emit({"end": number, "gone": True})
+        return {}
     root, _ = _where(run, str(request["what"]))
     raw, whole = bool(request.get("raw")), request["what"] == "checkpoints"
     if raw:
