@@ -101,9 +101,12 @@ def version_of(words: str) -> tuple[int, ...]:
 
 
 def for_gpus(facts: Facts) -> bool:
-    """Whether the installed torch is a build for GPUs; unknown counts as yes."""
+    """Whether the installed torch is a build for GPUs, by its version where it cannot be imported; unknown
+    counts as yes."""
     said = facts.said("torch")
-    return not said or bool(said.get("cuda"))
+    if said and not said.get("problem"):
+        return bool(said.get("cuda"))
+    return not text(mapping(facts.said("packages").get("versions")).get("torch")).endswith("+cpu")
 
 
 def torch(facts: Facts) -> Finding:

@@ -17,6 +17,14 @@ XID31 = "[  12.5] NVRM: Xid (PCI:0000:1b:00): 31, pid=812, name=python, Ch 00000
 EXPANDABLE = {"env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
 
 
+NO_TORCH = {
+    f"{SAID}/packages/versions/torch": None,
+    f"{SAID}/torch": {"problem": "ModuleNotFoundError: No module named 'torch'"},
+}
+BROKEN_CPU_TORCH = {
+    f"{SAID}/packages/versions/torch": "2.13.0+cpu",
+    f"{SAID}/torch": {"problem": "ImportError: libgomp.so.1"},
+}
 NO_GPUS = HOST.gpus.model_copy(update={"expect": 0})
 
 
@@ -295,6 +303,8 @@ INSIDE: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
         {},
     ),
     ("compiler", "ok", compiler(found=False) | {f"{SAID}/torch/cuda": None}, "not needed", {}),
+    ("compiler", "failure", compiler(command=None, found=False) | NO_TORCH, "apt-get install gcc", {}),
+    ("compiler", "ok", compiler(found=False) | BROKEN_CPU_TORCH, "this torch is a build for CPUs", {}),
     ("compiler", "ok", compiler(found=False), "no GPU is expected", {"host": {"gpus": NO_GPUS}}),
     ("compiler", "not known", {f"{SAID}/compiler": {}}, "see packages", {}),
     ("torch", "failure", {f"{SAID}/torch": {"problem": "ImportError: libcudnn.so.9"}}, "libcudnn.so.9", {}),
