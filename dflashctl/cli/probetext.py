@@ -59,16 +59,16 @@ def ask_probe(engine: Engine, work: Work, started: Started, *, json: bool) -> Ou
     verdicts = [judge(name, case, watched.lines, seen.get("torch"), work.deadline_s) for case in work.cases]
     if not json:
         _show(verdicts, seen)
-        if not seen:
-            look = next((line for line in watched.lines if "look" in line), {})
-            say(look.get("tail") or watched.end.log_tail, file=sys.stderr)
+        if not any("look" in line for line in watched.lines):
+            say(watched.end.log_tail, file=sys.stderr)
     document = {**_run(engine, work, started, watched.end.exit), **tables.documents(verdicts, seen)}
     return Outcome(document, error_of(verdicts, host=engine.host.name, tag=work.tag))
 
 
 def _show(verdicts: list[Verdict], seen: Mapping[str, Any]) -> None:
-    gpus = plural(int(seen.get("gpus", 0)), "GPU")
-    say(f"torch {seen.get('torch', '?')} · Python {seen.get('python', '?')} · torch sees {gpus}")
+    if seen:
+        gpus = plural(int(seen.get("gpus", 0)), "GPU")
+        say(f"torch {seen.get('torch', '?')} · Python {seen.get('python', '?')} · torch sees {gpus}")
     rows = []
     for verdict in verdicts:
         name, answer, wanted, mark, *rest = tables.row(verdict)

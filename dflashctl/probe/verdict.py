@@ -24,7 +24,7 @@ class Verdict:
     case: Case
     answer: Answer
     said: str = ""
-    lacks: Literal["", "gpus", "compiler"] = ""
+    lacks: Literal["", "gpus", "compiler", "torch"] = ""
     failure: str | None = None
     expected: Expectation | None = None
     seconds: float | None = None
@@ -63,7 +63,7 @@ def judge(
     last = mine[-1] if mine else {}
     if last.get("state") == "skipped":
         why, lacks = str(last.get("why")), last.get("lacks")
-        if lacks == "gpus" or lacks == "compiler":
+        if lacks == "gpus" or lacks == "compiler" or lacks == "torch":
             return Verdict(case, "needs", why, lacks, expected=wanted)
         return Verdict(case, "not run", why, expected=wanted)
     if last.get("state") != "ended":

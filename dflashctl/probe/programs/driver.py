@@ -40,6 +40,7 @@ class Driver:
         self.child: subprocess.Popen[bytes] | None = None
         self.ended_by: int | None = None
         self.seen: dict[str, Any] = {}
+        self.unseen = ""  # why the look answered nothing
 
     def run(self) -> int:
         """Returns the exit code."""
@@ -49,12 +50,13 @@ class Driver:
             look = {"name": "look", "argv": ["-m", self.plan["look"]], "env": {}, "deadline_s": LOOK_S}
             ended = self.one(look)
             self.seen = ended["answer"] or {}
+            self.unseen = "" if self.seen else why_unseen(ended)
             self.note({"look": self.seen, **({} if self.seen else {"tail": ended["tail"]})})
         code = 0
         for number, case in enumerate(self.plan["cases"]):
             if self.ended_by is not None:
                 break
-            missing, why = lacks(case.get("needs") or {}, self.seen)
+            missing, why = lacks(case.get("needs") or {}, self.seen, self.unseen)
             if missing:
                 self.note({"case": case["name"], "state": "skipped", "lacks": missing, "why": why})
                 continue
@@ -164,8 +166,19 @@ class Tail:
         return self._kept.decode("utf-8", "replace")
 
 
-def lacks(needs: dict[str, Any], seen: dict[str, Any]) -> tuple[str, str]:
-    """What a case lacks on what `look` has seen, "gpus" or "compiler", and in words; "" when it can run."""
+def why_unseen(ended: dict[str, Any]) -> str:
+    """The last words of a look that did not answer: mostly what `import torch` raised."""
+    lines = [line.strip() for line in ended["tail"].splitlines() if line.strip()]
+    if ended["timed_out"] or not lines:
+        return f"no answer after {ended['seconds']:.0f} s"
+    return lines[-1]
+
+
+def lacks(needs: dict[str, Any], seen: dict[str, Any], unseen: str) -> tuple[str, str]:
+    """What a case lacks on what `look` has seen, "torch", "gpus" or "compiler", and in words; "" when it can
+    run. Where torch cannot be imported nobody knows of GPUs, and every program would end of that alone."""
+    if unseen:
+        return "torch", f"torch: {unseen}"
     wanted, there = int(needs.get("gpus", 0)), int(seen.get("gpus", 0))
     if wanted > there:
         gpus = "a GPU" if wanted == 1 else f"{wanted} GPUs"
