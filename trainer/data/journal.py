@@ -115,7 +115,7 @@ class Journal:
         self.counts.add(result)
 
     def _write(self, value: dict[str, Any]) -> None:
-        self._file.write(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+        _put(self._file, value)
         self._file.flush()
         if time.monotonic() - self._synced >= SYNC_EVERY_S:
             os.fsync(self._file.fileno())
@@ -155,8 +155,12 @@ class Journal:
         self._file.close()
 
 
-def _put(file: Any, row: dict[str, Any]) -> None:
-    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+def _put(file: Any, value: dict[str, Any]) -> None:
+    try:
+        line = json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which is JSON and no UTF-8
+        line = json.dumps(value).encode()
+    file.write(line + b"\n")
 
 
 def _whole(line: bytes) -> dict[str, Any] | None:

@@ -235,7 +235,12 @@ def _answer(value: Any) -> Answer:
     if not content.strip():
         raise Refused("the target says nothing", "skipped")
     thought = next((message[key] for key in ("reasoning_content", "reasoning") if message.get(key)), None)
-    return Answer(content, tokens, thought if isinstance(thought, str) else None)
+    thought = thought if isinstance(thought, str) else None
+    try:
+        f"{content}{thought}".encode()
+    except UnicodeEncodeError:
+        raise Refused("the answer holds half a surrogate pair, which is no text") from None
+    return Answer(content, tokens, thought)
 
 
 def _seconds(value: str | None) -> float | None:

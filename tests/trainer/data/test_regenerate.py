@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 
 from trainer.cli import app
 from trainer.data import records
-from trainer.data.journal import Counts, Journal
+from trainer.data.journal import Counts
 from trainer.data.journal import Result as RowResult
 from trainer.data.regenerate import Answer, Job, Refused, Sampling, job, regenerate, report, row_seed
 from trainer.data.server import Gone, Server, ServerSettings, _seconds
@@ -191,6 +191,7 @@ def test_waits_grow_and_the_servers_own_word_counts() -> None:
         ((200, {}, completion("", "tool_calls")), "skipped", "ended by tool_calls"),
         ((200, {}, completion("")), "skipped", "the target says nothing"),
         ((200, {}, completion(None)), "skipped", "the target says nothing"),
+        ((200, {}, completion("a\ud800")), "failed", "half a surrogate pair"),
     ],
 )
 def test_what_concerns_one_row_fails_that_row(
@@ -336,28 +337,15 @@ def test_wrong_words_are_said(tmp_path: Path, server: ChatServer, monkeypatch: p
     assert done.exit_code == 2 and f"{out}: is there already" in done.stderr
 
 
-def test_work_goes_on_only_under_the_same_settings(tmp_path: Path) -> None:
-    with Journal(tmp_path / "out.jsonl", {"temperature": 0.0, "seed": 1}, 1) as journal:
-        journal.add(RowResult(1, "success", {"messages": []}))
-        with pytest.raises(ConfigError, match="another regenerate is making this file"):
-            Journal(tmp_path / "out.jsonl", {"temperature": 0.0, "seed": 1}, 1)
-    with pytest.raises(ConfigError, match=r"was begun with other settings \(temperature\)"):
-        Journal(tmp_path / "out.jsonl", {"temperature": 0.5, "seed": 1}, 1)
-    with Journal(tmp_path / "out.jsonl", {"temperature": 0.0, "seed": 1}, 1) as journal:
-        assert journal.counts.rows == journal.counts.success == 1
-
-
-def test_a_try_that_wrote_no_row_binds_nobody_to_its_settings(tmp_path: Path) -> None:
-    """Such as one with the address of a server that is not there."""
-    for seed, cut in ((1, b""), (2, b'{"number": 1, "sta'), (3, b"")):
-        with Journal(tmp_path / "out.jsonl", {"seed": seed}, 1) as journal:
-            assert journal.counts.rows == 0
-        with (tmp_path / "out.jsonl.partial").open("ab") as file:
-            file.write(cut)
-    with Journal(tmp_path / "out.jsonl", {"seed": 4}, 1) as journal:
-        journal.add(RowResult(1, "success", {"messages": []}))
-    with pytest.raises(ConfigError, match="was begun with other settings"):
-        Journal(tmp_path / "out.jsonl", {"seed": 5}, 1)
+def test_a_row_that_is_no_text_is_skipped_and_kept_as_it_was(tmp_path: Path, server: ChatServer) -> None:
+    """Half a surrogate pair is JSON and no UTF-8: it was a traceback."""
+    path = tmp_path / "in.jsonl"
+    rows = [{"messages": [ask("q\ud800")]}, {"messages": [ask("q")]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    counts = go(path, tmp_path / "out.jsonl", server)
+    assert (counts.success, counts.skipped) == (1, 1)
+    (kept,) = read(tmp_path / "out.jsonl.failed")
+    assert kept["messages"] == rows[0]["messages"] and "half a surrogate pair" in kept["regenerate"]["reason"]
 
 
 def test_rows_that_cannot_be_asked_are_skipped_with_the_reason() -> None:
