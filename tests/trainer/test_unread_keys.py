@@ -8,7 +8,6 @@ Run: python -m pytest tests/trainer/test_unread_keys.py
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 import typing
@@ -19,11 +18,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from small_store import make_store
 
 from trainer import config as configs
-from trainer.data.chat_template import Mode
-from trainer.data.prepare import Tolerance, prepare
-from trainer.data.reader import Settings
 from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
 from trainer.sections import TrainConfig
@@ -182,27 +179,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-def make_store(folder: Path, target: Path) -> str:
-    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
-    (target / "chat_template.jinja").write_text(template + "{% if add_generation_prompt %}a:{% endif %}")
-    rows = []
-    for number in range(24):
-        asked = {"role": "user", "content": f"count from {number}"}
-        said = {"role": "assistant", "content": " ".join(str(number + n) for n in range(2 + number % 7))}
-        rows.append({"messages": [asked, said]})
-    source = folder / "a.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = Settings(str(target), mode=Mode(True))
-    made = prepare([source], settings, folder / "data", Tolerance(rows=0), say=lambda text: None)
-    return str(made.folder)
-
-
 @pytest.fixture
 def section_of(tmp_path: Path, saved_target: Path) -> Callable[[str], dict[str, Any]]:
     def made(name: str) -> dict[str, Any]:
         section = merged(merged(BASE, {"target": {"path": str(saved_target)}}), RUNS[name])
         if section["data"].get("source") == "store":
-            section["data"]["store"] = make_store(tmp_path, saved_target)
+            section["data"]["store"] = str(make_store(tmp_path, saved_target).folder)
         return section
 
     return made

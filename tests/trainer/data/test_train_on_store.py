@@ -11,35 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from small_store import TEMPLATE, make_store
 
 from trainer import config as configs
-from trainer.data.chat_template import Mode
 from trainer.data.dataset import build
 from trainer.data.prepare import Tolerance, prepare
 from trainer.data.reader import Settings
-from trainer.data.store import Store
 from trainer.errors import ConfigError, DataError
 from trainer.model.target import load_target
 from trainer.process.runfiles import RunFiles
 from trainer.run.train import run
-
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}a:{% endif %}"
-)
-
-
-def make_store(folder: Path, target: Path) -> Store:
-    (target / "chat_template.jinja").write_text(TEMPLATE)
-    rows = []
-    for number in range(24):
-        asked = {"role": "user", "content": f"count from {number}"}
-        said = {"role": "assistant", "content": " ".join(str(number + n) for n in range(2 + number % 7))}
-        rows.append({"messages": [asked, said]})
-    source = folder / "a.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = Settings(str(target), mode=Mode(True))
-    return prepare([source], settings, folder / "data", Tolerance(rows=0), say=lambda text: None)
 
 
 def section(target: Path, folder: Path, **data: Any) -> dict[str, Any]:
