@@ -137,6 +137,7 @@ def test_a_second_pull_and_status_go_on_beside_one_and_ctrl_c_keeps_what_has_com
     proxied.throttle(800_000)
     into = tmp_path / "here"
     with pulling(project, into) as pull:
+        proxied.rules["down"].bytes_per_s = 60_000  # it lasts as long as a busy machine takes for the others
         second = project.run("pull", "t", "--to", str(into))
         assert second.returncode == 4 and "refused: big: another pull is bringing it" in second.stderr
         assert project.json("status", "t")["runs"][0]["tag"] == "t"
