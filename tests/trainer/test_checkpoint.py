@@ -87,7 +87,12 @@ def test_wrong_weights_are_named(tmp_path: Path, make_drafter: Callable[..., Dra
     refused({k: v for k, v in weights.items() if k != "fc.weight"}, r"weight fc\.weight is missing")
     refused({**weights, "lm_head.weight": torch.zeros(2)}, r"weight lm_head\.weight is not a drafter's")
     refused({**weights, "norm.weight": torch.zeros(2)}, r"weight norm\.weight has shape \(2,\), not \(32,\)")
-    path.write_bytes(path.read_bytes()[:100])
+    path.write_bytes(path.read_bytes()[:100])  # a copy that broke off
+    with pytest.raises(ConfigError, match=r"model\.safetensors has 100 bytes") as caught:
+        load_drafter(folder)
+    assert caught.value.next == "take another checkpoint"
+    for name in ("checksums.json", "state.safetensors", "trainer.json"):  # an exported folder has none
+        (folder / name).unlink()
     with pytest.raises(ConfigError, match="cannot read the weights"):
         load_drafter(folder)
     with pytest.raises(ConfigError, match="no drafter there"):

@@ -29,6 +29,7 @@ def load_drafter(folder: Path) -> Drafter:
     except (FileNotFoundError, SafetensorError) as error:
         if is_shortage(error):
             raise
+        _hold_to_checksums(folder)  # of a copy that broke off it says more
         raise ConfigError(f"cannot read the weights: {error}", where=str(path)) from None
     wanted = drafter.state_dict()
     for name, problem in (
@@ -42,10 +43,15 @@ def load_drafter(folder: Path) -> Drafter:
         *((name, "is not finite") for name in sorted(state) if not bool(state[name].isfinite().all())),
     ):
         raise ConfigError(f"weight {name} {problem}", where=str(path))
+    _hold_to_checksums(folder)
+    drafter.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    return drafter
+
+
+def _hold_to_checksums(folder: Path) -> None:
+    """Raises ConfigError: a checkpoint of training whose drafter is not what was written."""
     if any((folder / name).exists() for name in TRAINING_FILES):
         try:
             verify(folder, only=DRAFTER_FILES)
         except Damaged as damage:
             raise ConfigError(damage.what, where=damage.where, next="take another checkpoint") from None
-    drafter.load_state_dict({name: tensor.float() for name, tensor in state.items()})
-    return drafter
