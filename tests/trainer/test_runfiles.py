@@ -92,7 +92,7 @@ def test_waits_add_up_by_what_was_waited_for(tmp_path: Path) -> None:
     files.peaks = {"cuda:0": 1.25}
     files.beat(force=True)
     beat = read(tmp_path / "heartbeat.json")
-    assert 0.04 <= beat["waited_s"]["hidden states"] < 2 and 0.02 <= beat["waited_s"]["room 0"] < 2
+    assert 0.04 <= beat["waited_s"]["hidden states"] < 60 and 0.02 <= beat["waited_s"]["room 0"] < 60
     assert beat["peak_gib"] == {"cuda:0": 1.25}
 
 
@@ -101,9 +101,9 @@ def test_a_main_thread_that_hangs_goes_stale(tmp_path: Path) -> None:
     files = RunFiles(tmp_path)
     files.enter("training")
     first = read(tmp_path / "heartbeat.json")["mono"]
-    helper = threading.Thread(target=time.sleep, args=(1.3,))
-    helper.start()
-    helper.join(10)
+    other = threading.Thread(target=time.sleep, args=(1.3,))
+    other.start()
+    other.join(10)
     assert read(tmp_path / "heartbeat.json")["mono"] == first
     files.beat()
     assert read(tmp_path / "heartbeat.json")["mono"] > first + 1.0

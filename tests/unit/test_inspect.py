@@ -262,7 +262,7 @@ PLAIN = """
 import os
 size_asserts = os.environ.get("SIZE_ASSERTS", "1") == "1"
 ignored = {"b", "a"}
-def helper(): ...
+def function(): ...
 class triton:
     cudagraphs = os.environ.get("GRAPHS") == "1"
     cudagraph_trees = True

@@ -1,8 +1,8 @@
 """The files of a run that the trainer writes: heartbeat, metrics, summary, root cause. Formats:
 docs/run-folder.md.
 
-The heartbeat is written by the main thread alone, from `beat()` calls inside its loops. A helper thread would
-go on beating while the main thread hangs, and a wedged run would look alive.
+The heartbeat is written by the main thread alone, from `beat()` calls inside its loops. A thread of its own
+would go on beating while the main thread hangs, and a wedged run would look alive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The helper module lies beside the tests."""
+"""What these tests share lies beside them."""
 
 from __future__ import annotations
 

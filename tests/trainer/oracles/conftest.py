@@ -1,4 +1,4 @@
-"""The oracles' helper modules lie beside them."""
+"""What the oracles share lies beside them."""
 
 from __future__ import annotations
 
