@@ -16,6 +16,7 @@ import pytest
 
 from dflashctl.agent.processes import kin, proc
 from dflashctl.probe.programs import driver as driver_module
+from trainer.failures import find
 
 DRIVER = str(Path(driver_module.__file__))
 LONG_S = 120.0
@@ -90,6 +91,7 @@ def test_a_deadline_shows_the_stacks_and_kills_the_whole_session(
     assert ends["hangs"]["timed_out"] and not ends["hangs"]["unkillable"]
     assert (ends["hangs"]["exit"], ends["hangs"]["signal"], ends["hangs"]["answer"]) == (None, None, None)
     assert "not done within 10 s; its stacks" in done.stdout and "where_it_hangs" in ends["hangs"]["tail"]
+    assert not find(done.stdout)  # of the stacks nobody concludes that it crashed
     assert ends["next"]["exit"] == 0
     pid = int((bench.root / "pid").read_text())
     until(lambda: (process := proc.read_process(pid)) is None or process.dead)

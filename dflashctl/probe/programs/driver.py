@@ -30,6 +30,7 @@ KILL_S = 10.0
 LOOK_EVERY_S = 0.02
 TAIL_BYTES = 6000
 DEADLINE_CODE = 124
+ABORTED = b"Fatal Python error: Aborted\n"
 
 
 class Driver:
@@ -90,7 +91,7 @@ class Driver:
             start_new_session=True,
         )
         tail = Tail(self.child)
-        timed_out = self.wait(self.child, case["deadline_s"])
+        timed_out = self.wait(self.child, case["deadline_s"], tail)
         seconds = time.monotonic() - began
         unkillable = not over(self.child, 0)
         self.kill_session(
@@ -107,11 +108,12 @@ class Driver:
             "tail": tail.text(),
         }
 
-    def wait(self, child: subprocess.Popen[bytes], deadline_s: float) -> bool:
+    def wait(self, child: subprocess.Popen[bytes], deadline_s: float, tail: Tail) -> bool:
         """True when the deadline was over. Reaps nobody."""
         if over(child, deadline_s):
             return False
         print(f"\nprobe: not done within {deadline_s:g} s; its stacks:", flush=True)
+        tail.asked = True
         os.kill(child.pid, signal.SIGABRT)
         if not over(child, STACKS_S):
             self.kill_session(signal.SIGKILL)
@@ -145,20 +147,31 @@ def over(child: subprocess.Popen[bytes], within_s: float) -> bool:
 
 
 class Tail:
-    """Passes a child's output on to ours, and keeps its end."""
+    """Passes a child's output on to ours, and keeps its end. Once it was `asked` for its stacks, without the
+    line that calls our SIGABRT a fatal error: whoever reads the log would take it for a crash."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
         self._pipe = child.stdout
         self._kept = b""
+        self.asked = False
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
 
     def _copy(self) -> None:
+        rest = b""
         while data := os.read(self._pipe.fileno(), 65536):
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-            self._kept = (self._kept + data)[-TAIL_BYTES:]
+            data, rest = rest + data, b""
+            if self.asked:  # the line comes in pieces
+                whole, end, rest = data.rpartition(b"\n")
+                data = (whole + end).replace(ABORTED, b"")
+            self._pass_on(data)
+        self._pass_on(rest)
+
+    def _pass_on(self, data: bytes) -> None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        self._kept = (self._kept + data)[-TAIL_BYTES:]
 
     def text(self) -> str:
         """Once the child has ended; somebody who still holds the pipe is not waited for."""
