@@ -78,7 +78,7 @@ def pull(
         for path, why in result.refused:
             warn(line(f"refused: {path}: {why}"))
     if result.as_base64:
-        warn("something on the way changes bytes: they came as base64, which takes three times as long")
+        warn("something on the way changes bytes: they came as base64, two to three times as slowly")
     if result.refused:
         raise VerificationFailed(
             f"{plural(len(result.refused), 'file')} refused",
