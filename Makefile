@@ -32,7 +32,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/trainer/oracles/require
 	@$(PY) -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || :
 	@touch $@
 
-demo: venv  ## deploy, launch, watch and judge a real training run on the embedded lab (about 3 minutes)
+demo: venv  ## deploy, launch, watch and judge a real training run on the embedded lab (about 2 minutes)
 	@PATH="$(abspath $(BIN)):$$PATH" sh recipes/demo/demo.sh
 
 test: venv  ## the whole suite: linters, unit, lab and bed tests, every command in the docs, then the demo

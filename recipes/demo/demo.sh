@@ -21,7 +21,7 @@ run() {
   "$@"
 }
 
-echo "A drafter is trained and measured on an embedded lab; all of it takes about three minutes."
+echo "A drafter is trained and measured on an embedded lab; all of it takes about two minutes."
 run dflashctl lab up
 run dflashctl gpu
 run dflashctl deploy

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-LIMIT_S = 180  # what the README promises on two cores
+LIMIT_S = 120  # what the README promises on two cores
 
 
 @pytest.mark.alone
