@@ -24,9 +24,11 @@ settings.load_profile("fixed")
 
 # xdist tells its workers the terminal's width; output that programs read must not be folded to it.
 os.environ.pop("COLUMNS", None)
-# A job in the background inherits an ignored SIGINT, and so would every program that a test interrupts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A job in the background inherits an ignored SIGINT, one of nohup an ignored SIGHUP; so would every program that
+# a test sends one.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # it has told all by then, and need not take torch apart

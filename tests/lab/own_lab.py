@@ -40,7 +40,13 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def child_of_host(record: Record, name: str) -> int:
-    (child,) = [p.pid for p in proc.table().values() if p.ppid == record.pid and p.comm == name]
+    """One that the host has just forked takes its name a moment later."""
+
+    def children() -> list[int]:
+        return [p.pid for p in proc.table().values() if p.ppid == record.pid and p.comm == name]
+
+    wait_for(children)
+    (child,) = children()
     return child
 
 
