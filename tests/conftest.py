@@ -24,8 +24,8 @@ settings.load_profile("fixed")
 
 # xdist tells its workers the terminal's width; output that programs read must not be folded to it.
 os.environ.pop("COLUMNS", None)
-# A job in the background inherits an ignored SIGINT, one of nohup an ignored SIGHUP; so would every program that
-# a test sends one.
+# A job in the background inherits an ignored SIGINT, one of nohup an ignored SIGHUP; so would every program
+# that a test sends one.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, usual)
