@@ -166,17 +166,19 @@ def _lost(hop: Hop, target: Target, error: BaseException) -> DflashError:
     host, port = hop.address
     if isinstance(error, socket.gaierror):
         return _no_such_name(hop, target, error)
+    silent = "banner" in str(error) or "No existing session" in str(error)
+    ended = silent or isinstance(error, (paramiko.ProxyCommandFailure, EOFError, OSError))
+    if ended and isinstance(hop.connection.gateway, str):  # its words are not told: they may hold a password
+        what = f"the ProxyCommand of {hop.name} in ~/.ssh/config ended or said nothing before ssh was set up"
+        return Unreachable(what, where=target.label, next=f"check with: ssh {hop.name} true")
     if isinstance(error, ConnectionRefusedError):
         what = f"nothing listens on {host} port {port} (connection refused)"
     elif isinstance(error, TimeoutError):
         what = f"{host} port {port} did not answer within {target.connect_timeout_s:g} s"
     elif isinstance(error, OSError) and error.strerror:
         what = f"{host} port {port}: {error.strerror}"
-    elif "banner" in str(error) or "No existing session" in str(error):
+    elif silent:
         what = f"{host} port {port} takes connections, but does not answer as an ssh server does"
-    elif isinstance(error, paramiko.ProxyCommandFailure):  # its words are not told: they may hold a password
-        what = f"the ProxyCommand of {hop.name} in ~/.ssh/config ended before ssh was set up ({error.error})"
-        return Unreachable(what, where=target.label, next=f"check with: ssh {hop.name} true")
     else:
         what = f"{host} port {port}: ssh could not be set up ({error or type(error).__name__})"
     user = f"{hop.user}@" if hop.user else ""
